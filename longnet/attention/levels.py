@@ -1,0 +1,217 @@
+"""The `sdpa` backend: level by level through a library flash kernel, merged by LSE.
+
+Forward keeps one running output and LSE and folds each level's into them. Backward runs the same kernels' backward on
+the *merged* output and LSE and sums the gradients, which is exact and needs nothing stored per level. Both are
+registered as custom ops, so that torch.compile, activation checkpointing and memory planning see one operation.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .flash import FlashKernel, Math, choose_kernel
+from .pattern import DilationPattern
+from .tiles import causal_parts, tiles
+
+
+def attend_by_levels(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: DilationPattern,
+    causal: bool,
+    scale: float,
+    dropout_p: float,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    # Drawn here, outside the op, so that activation checkpointing replays the same dropout.
+    seed = torch.randint(2**62, (1,)) if dropout_p > 0.0 else None
+    return dilated_forward(
+        q, k, v, pattern.segment_lengths, pattern.dilation_rates, pattern.heads, pattern.shift,
+        causal, scale, cu_seqlens, dropout_p, seed,
+    )  # fmt: skip
+
+
+@torch.library.custom_op("longnet::dilated_forward", mutates_args=())
+def dilated_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    segment_lengths: Sequence[int],
+    dilation_rates: Sequence[int],
+    heads: str,
+    shift: int,
+    causal: bool,
+    scale: float,
+    cu_seqlens: Tensor | None,
+    dropout_p: float,
+    seed: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    pattern = DilationPattern(tuple(segment_lengths), tuple(dilation_rates), heads, shift)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    out = torch.zeros(q.shape, dtype=dtype, device=q.device)
+    lse = torch.full(q.shape[:-1], -torch.inf, dtype=dtype, device=q.device)
+    for call in _calls(pattern, causal, (q, out, lse.unsqueeze(-1)), (k, v), cu_seqlens, dropout_p, seed):
+        q_rows, out_rows, lse_rows = call.queries
+        o, call_lse = call.kernel.forward(q_rows, call.keys[0], call.keys[1], call.causal, scale)
+        _merge_(out_rows, lse_rows.squeeze(-1), o, call_lse, call.first)
+    return out.to(q.dtype), lse
+
+
+@dilated_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    lse_dtype = torch.promote_types(q.dtype, torch.float32)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    return out, torch.empty(q.shape[:-1], dtype=lse_dtype, device=q.device)
+
+
+@torch.library.custom_op("longnet::dilated_backward", mutates_args=())
+def dilated_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    segment_lengths: Sequence[int],
+    dilation_rates: Sequence[int],
+    heads: str,
+    shift: int,
+    causal: bool,
+    scale: float,
+    cu_seqlens: Tensor | None,
+    dropout_p: float,
+    seed: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    pattern = DilationPattern(tuple(segment_lengths), tuple(dilation_rates), heads, shift)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    dq, dk, dv = (torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (q, k, v))
+    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+    query_like, key_like = (q, grad, out, lse.unsqueeze(-1), dq), (k, v, dk, dv)
+    for call in _calls(pattern, causal, query_like, key_like, cu_seqlens, dropout_p, seed):
+        q_rows, grad_rows, out_rows, lse_rows, dq_rows = call.queries
+        k_rows, v_rows, *dkv_rows = call.keys
+        grads = call.kernel.backward(
+            grad_rows, q_rows, k_rows, v_rows, out_rows, lse_rows.squeeze(-1), call.causal, scale
+        )
+        for total, part in zip((dq_rows, *dkv_rows), grads, strict=True):
+            total.add_(part)
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+
+
+@dilated_backward.register_fake
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    return dq, dk, dv
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, *pattern, causal, scale, cu_seqlens, dropout_p, seed = inputs
+    ctx.save_for_backward(q, k, v, *output, cu_seqlens, seed)
+    ctx.pattern, ctx.causal, ctx.scale, ctx.dropout_p = tuple(pattern), causal, scale, dropout_p
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+    q, k, v, out, lse, cu_seqlens, seed = ctx.saved_tensors
+    dq = dk = dv = None
+    if grad_out is not None:
+        dq, dk, dv = dilated_backward(
+            grad_out, q, k, v, out, lse, *ctx.pattern, ctx.causal, ctx.scale, cu_seqlens, ctx.dropout_p, seed
+        )
+    if grad_lse is not None:
+        dq_lse, dk_lse = _lse_backward(ctx, grad_lse, q, k, lse, cu_seqlens)
+        dq = dq_lse if dq is None else dq + dq_lse
+        dk = dk_lse if dk is None else dk + dk_lse
+    return dq, dk, dv, *(None,) * 9
+
+
+def _lse_backward(
+    ctx: Any, grad_lse: Tensor, q: Tensor, k: Tensor, lse: Tensor, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The gradient of the LSE: its derivative by a score is the weight, so two attentions over K itself give it."""
+    options = (*ctx.pattern, ctx.causal, ctx.scale, cu_seqlens, 0.0, None)
+    grad_lse = torch.where(lse == -torch.inf, 0.0, grad_lse * ctx.scale).unsqueeze(-1)
+    mean_key, _ = dilated_forward(q, k, k, *options)
+    weighted_q = (grad_lse * q).to(q.dtype)
+    _, _, dk = dilated_backward(weighted_q, q, k, k, mean_key, lse, *options)
+    return (grad_lse * mean_key).to(q.dtype), dk
+
+
+dilated_forward.register_autograd(_backward, setup_context=_setup_context)
+
+
+class Call(NamedTuple):
+    """One kernel call: its views of the query-like and of the key-like tensors.
+
+    ``first`` says that no earlier call has written these rows of the output.
+    """
+
+    kernel: FlashKernel
+    causal: bool
+    first: bool
+    queries: list[Tensor]
+    keys: list[Tensor]
+
+
+def _calls(
+    pattern: DilationPattern,
+    causal: bool,
+    query_like: tuple[Tensor, ...],
+    key_like: tuple[Tensor, ...],
+    cu_seqlens: Tensor | None,
+    dropout_p: float,
+    seed: Tensor | None,
+) -> Iterator[Call]:
+    q, k = query_like[0], key_like[0]
+    num_heads, num_kv_heads = q.shape[2], k.shape[2]
+    kernel = choose_kernel(q.device, q.dtype, q.shape[3], num_heads != num_kv_heads)
+    borders = [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
+    call_seed = 0 if seed is None else int(seed)
+    for begin, end in itertools.pairwise(borders):
+        for tile in tiles(pattern, end - begin, num_heads, num_kv_heads):
+            first = tile.level == 0 or pattern.heads == "grouped"
+            views = [tile.queries(x[:, begin:end]) for x in query_like] + [tile.keys(x[:, begin:end]) for x in key_like]
+            for part in _one_batch_dimension(views):
+                queries, keys = part[: len(query_like)], part[len(query_like) :]
+                if dropout_p > 0.0:
+                    call_seed += 1
+                    yield Call(Math(dropout_p, call_seed), causal, first, queries, keys)
+                elif causal and kernel.causal_block:
+                    yield from _causal_calls(kernel, kernel.causal_block, first, queries, keys)
+                else:
+                    yield Call(kernel, causal, first, queries, keys)
+
+
+def _causal_calls(
+    kernel: FlashKernel, block: int, first: bool, queries: list[Tensor], keys: list[Tensor]
+) -> Iterator[Call]:
+    for part in causal_parts(queries[0].shape[1], block):
+        views = [part.cut(x, part.queries) for x in queries] + [part.cut(x, part.keys) for x in keys]
+        for cut in _one_batch_dimension(views):
+            yield Call(kernel, part.triangle, first and part.triangle, cut[: len(queries)], cut[len(queries) :])
+
+
+def _one_batch_dimension(views: list[Tensor]) -> Iterator[list[Tensor]]:
+    """(B, S, L, H, D) views as (B * S, L, H, D) ones; batch by batch where their strides do not allow it."""
+    batch, segments = views[0].shape[:2]
+    if batch == 1 or segments == 1 or all(x.stride(0) == segments * x.stride(1) for x in views):
+        yield [x.flatten(0, 1) for x in views]
+    else:
+        for row in range(batch):
+            yield [x[row] for x in views]
+
+
+def _merge_(out: Tensor, lse: Tensor, o: Tensor, level_lse: Tensor, first: bool) -> None:
+    """Fold one call's rows into the running output and LSE, in place."""
+    if first:
+        out.copy_(o)
+        lse.copy_(level_lse)
+    else:
+        out.lerp_(o.to(out.dtype), torch.sigmoid(level_lse - lse).unsqueeze(-1))
+        lse.copy_(torch.logaddexp(lse, level_lse))

@@ -1,0 +1,180 @@
+"""Attention through a block mask: sliding windows and block-sparse patterns.
+
+What is seen is said once, as a FlexAttention ``mask_mod``. On a GPU FlexAttention compiles it; it has no backward pass
+on a CPU, where the same blocks go through SDPA one row of blocks at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import cache, lru_cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+
+BLOCK = 128
+
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class MaskedAttention(nn.Module):
+    """Causal attention where ``sees(query positions, key positions)`` holds; blocks that hold nothing are skipped."""
+
+    def sees(self, n: Tensor, m: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def key(self) -> tuple[object, ...]:
+        """What ``sees`` depends on: block masks are shared between layers that agree in it."""
+        raise NotImplementedError
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.key()))
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.key() == other.key()
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+        if cu_seqlens is None:
+            return self._attend(q, k, v)
+        borders = cu_seqlens.tolist()
+        parts = [self._attend(q[:, a:b], k[:, a:b], v[:, a:b]) for a, b in itertools.pairwise(borders)]
+        return torch.cat(parts, 1)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if q.is_cuda:
+            mask = _flex_mask(self, q.shape[1], q.device)
+            heads_first = (x.transpose(1, 2) for x in (q, k, v))
+            return _compiled_flex()(*heads_first, block_mask=mask, enable_gqa=True).transpose(1, 2)
+        parts = []
+        for row, columns in enumerate(_block_map(self, q.shape[1], q.device)[0].tolist()):
+            rows = slice(row * BLOCK, min((row + 1) * BLOCK, q.shape[1]))
+            runs = _runs(columns, q.shape[1])
+            keys, values, places = (
+                torch.cat([x.narrow(dim, a, b - a) for a, b in runs], dim) if len(runs) > 1
+                else x.narrow(dim, runs[0][0], runs[0][1] - runs[0][0])
+                for x, dim in ((k, 1), (v, 1), (torch.arange(q.shape[1], device=q.device), 0))
+            )  # fmt: skip
+            mask = self.sees(torch.arange(rows.start, rows.stop, device=q.device)[:, None], places[None, :])
+            parts.append(
+                scaled_dot_product_attention(
+                    q[:, rows].transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), mask, enable_gqa=True
+                ).transpose(1, 2)
+            )
+        return torch.cat(parts, 1)
+
+    def flops(self, seq_len: int, num_heads: int, head_dim: int) -> int:
+        """Floating-point operations of the two matrix products, forward, over the pairs that are seen."""
+        return 4 * head_dim * num_heads * _block_map(self, seq_len, torch.device("cpu"))[2]
+
+
+class SlidingWindow(MaskedAttention):
+    """Each query sees the ``window`` latest positions, its own included."""
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.window = _at_least_one("window", window)
+
+    def key(self) -> tuple[object, ...]:
+        return (self.window,)
+
+    def sees(self, n: Tensor, m: Tensor) -> Tensor:
+        return (m <= n) & (n - m < self.window)
+
+    def extra_repr(self) -> str:
+        return f"window={self.window}"
+
+
+class BlockSparse(MaskedAttention):
+    """Blocks of positions: the ``local_blocks`` latest, every ``stride``-th back, the first ``global_blocks``."""
+
+    def __init__(self, block_size: int = BLOCK, local_blocks: int = 4, stride: int = 8, global_blocks: int = 1) -> None:
+        super().__init__()
+        self.block_size = _at_least_one("block_size", block_size)
+        self.local_blocks = _at_least_one("local_blocks", local_blocks)
+        self.stride = _at_least_one("stride", stride)
+        self.global_blocks = global_blocks
+
+    def key(self) -> tuple[object, ...]:
+        return (self.block_size, self.local_blocks, self.stride, self.global_blocks)
+
+    def sees(self, n: Tensor, m: Tensor) -> Tensor:
+        query_block, key_block = n // self.block_size, m // self.block_size
+        distance = query_block - key_block
+        near = distance < self.local_blocks
+        return (m <= n) & (near | (distance % self.stride == 0) | (key_block < self.global_blocks))
+
+    def extra_repr(self) -> str:
+        names = ("block_size", "local_blocks", "stride", "global_blocks")
+        return ", ".join(f"{name}={value}" for name, value in zip(names, self.key(), strict=True))
+
+
+def _at_least_one(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}={value!r}: expected an integer >= 1; the nearest is 1")
+    return value
+
+
+@lru_cache(maxsize=64)
+def _block_map(block: MaskedAttention, seq_len: int, device: torch.device) -> tuple[Tensor, Tensor, int]:
+    """Which blocks hold a seen pair, which hold only seen pairs, and how many pairs are seen.
+
+    Evaluated one row of blocks at a time, so that it needs O(N) memory and not O(N^2).
+    """
+    positions = torch.arange(seq_len, device=device)
+    some, every, total = [], [], 0
+    for begin in range(0, seq_len, BLOCK):
+        seen = block.sees(positions[begin : begin + BLOCK, None], positions[None, :])
+        total += int(seen.sum())
+        # A block cut by the end of the sequence is not full, because its missing part must stay unseen.
+        padded = seen.new_zeros(BLOCK, -(-seq_len // BLOCK) * BLOCK)
+        padded[: seen.shape[0], :seq_len] = seen
+        blocks = padded.unflatten(1, (-1, BLOCK))
+        some.append(blocks.any(2).any(0))
+        every.append(blocks.all(2).all(0))
+    return torch.stack(some), torch.stack(every), total
+
+
+@torch.compiler.disable
+def _flex_mask(block: MaskedAttention, seq_len: int, device: torch.device) -> BlockMask:
+    return _cached_flex_mask(block, seq_len, device)
+
+
+@lru_cache(maxsize=64)
+def _cached_flex_mask(block: MaskedAttention, seq_len: int, device: torch.device) -> BlockMask:
+    some, every, _ = _block_map(block, seq_len, device)
+
+    def mask_mod(b: Tensor, h: Tensor, n: Tensor, m: Tensor) -> Tensor:
+        return block.sees(n, m)
+
+    return BlockMask.from_kv_blocks(
+        *_indices(some & ~every), *_indices(every), BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=(seq_len, seq_len)
+    )
+
+
+def _indices(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks each row of blocks has, and which: those first, as BlockMask wants them."""
+    number = blocks.sum(-1, dtype=torch.int32)
+    indices = torch.argsort(blocks.to(torch.int32), dim=-1, descending=True, stable=True).to(torch.int32)
+    return number[None, None], indices[None, None]
+
+
+def _runs(columns: list[bool], seq_len: int) -> list[tuple[int, int]]:
+    """Neighbouring blocks joined, as (begin, end) positions."""
+    runs: list[tuple[int, int]] = []
+    for column, wanted in enumerate(columns):
+        if not wanted:
+            continue
+        begin, end = column * BLOCK, min((column + 1) * BLOCK, seq_len)
+        if runs and runs[-1][1] == begin:
+            runs[-1] = (runs[-1][0], end)
+        else:
+            runs.append((begin, end))
+    return runs
+
+
+@cache
+def _compiled_flex() -> Callable[..., Tensor]:
+    return torch.compile(flex_attention)

@@ -1,0 +1,236 @@
+"""Time and memory of dilated attention against dense attention, over sequence lengths.
+
+    python scripts/benchmark_attention.py                                   # this machine's GPU, or its CPU
+    python scripts/benchmark_attention.py --lengths 16384 --heads 8 --base 512 --levels 5 --device cpu
+
+Medians of interleaved runs. "promised" is the speed-up over dense attention that the FLOPs promise, "kept" the part of
+it that the time shows. Writes a table (CSV) and a plot (PNG) into --output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from longnet.attention import BACKENDS, DilationPattern, dilated_attention
+from longnet.attention.dilated import explain_backend
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass
+class Measurement:
+    contender: str
+    seq_len: int
+    forward_ms: float
+    forward_backward_ms: float
+    peak_mib: float
+    flops: int
+    promised: float = float("nan")
+    speedup: float = float("nan")
+
+    @property
+    def kept(self) -> float:
+        return self.speedup / self.promised
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    heads_first = (x.transpose(1, 2) for x in (q, k, v))
+    return scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=q.shape[2] != k.shape[2])
+
+
+def dilated(pattern: DilationPattern, backend: str) -> Attend:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = dilated_attention(q, k, v, pattern, backend=backend)
+        assert isinstance(out, Tensor)
+        return out
+
+    return attend
+
+
+def timed(work: Callable[[], object], device: torch.device) -> float:
+    if device.type == "cuda":
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end)
+    start = time.perf_counter()
+    work()
+    return (time.perf_counter() - start) * 1e3
+
+
+def peak_mib(work: Callable[[], object], device: torch.device) -> float:
+    """The memory that one run takes above what is there before it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        work()
+        torch.cuda.synchronize()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    reset, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+    if not reset.exists():
+        return float("nan")
+
+    def resident(field: str) -> float:
+        return next(int(line.split()[1]) / 1024 for line in status.read_text().splitlines() if line.startswith(field))
+
+    before = resident("VmRSS")
+    reset.write_text("5")
+    work()
+    return max(0.0, resident("VmHWM") - before)
+
+
+def measure(
+    contenders: dict[str, tuple[Attend, int]], qkv: list[Tensor], grad: Tensor, repeats: int
+) -> list[Measurement]:
+    device = grad.device
+
+    def forward(attend: Attend) -> Tensor:
+        with torch.no_grad():
+            return attend(*qkv)
+
+    def forward_backward(attend: Attend) -> object:
+        out = attend(*qkv)
+        return torch.autograd.grad(out, qkv, grad.view_as(out) if out.shape == grad.shape else grad.transpose(1, 2))
+
+    times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in contenders}
+    peaks = {name: peak_mib(lambda a=attend: forward_backward(a), device) for name, (attend, _) in contenders.items()}
+    for _ in range(repeats):
+        for name, (attend, _) in contenders.items():
+            times[name][0].append(timed(lambda a=attend: forward(a), device))
+            times[name][1].append(timed(lambda a=attend: forward_backward(a), device))
+    seq_len = qkv[0].shape[1]
+    return [
+        Measurement(name, seq_len, median(times[name][0]), median(times[name][1]), peaks[name], flops)
+        for name, (_, flops) in contenders.items()
+    ]
+
+
+def run(options: argparse.Namespace, console: Console) -> list[Measurement]:
+    device = torch.device(options.device)
+    dtype = getattr(torch, options.dtype)
+    kv_heads = options.kv_heads or options.heads
+    lengths = [options.base * options.ratio**i for i in range(options.levels)]
+    rates = [options.ratio**i for i in range(options.levels)]
+    patterns = {heads: DilationPattern(tuple(lengths), tuple(rates), heads=heads) for heads in ("all", "grouped")}
+    console.print(f"{patterns['all']}; H={options.heads}, Hkv={kv_heads}, D={options.head_dim}, {dtype}, {device}")
+    results: list[Measurement] = []
+    too_slow: set[str] = set()
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("measuring", total=len(options.lengths))
+        for seq_len in sorted(options.lengths):
+            progress.update(task, description=f"N = {seq_len}")
+            torch.manual_seed(0)
+            qkv = [
+                torch.randn(1, seq_len, heads, options.head_dim, device=device, dtype=dtype, requires_grad=True)
+                for heads in (options.heads, kv_heads, kv_heads)
+            ]
+            grad = torch.randn(1, seq_len, options.heads, options.head_dim, device=device, dtype=dtype)
+            if seq_len == min(options.lengths):
+                console.print(explain_backend(qkv[0], qkv[1]))
+            contenders: dict[str, tuple[Attend, int]] = {
+                "dense": (dense, DilationPattern.dense().flops(seq_len, options.heads, options.head_dim))
+            }
+            for backend, declared in BACKENDS.items():
+                if declared.unsupported(qkv[0], qkv[1]) is None:
+                    flops = patterns["all"].flops(seq_len, options.heads, options.head_dim)
+                    contenders[f"dilated {backend}"] = (dilated(patterns["all"], backend), flops)
+            flops = patterns["grouped"].flops(seq_len, options.heads, options.head_dim)
+            contenders["grouped"] = (dilated(patterns["grouped"], "auto"), flops)
+            contenders = {name: entry for name, entry in contenders.items() if name not in too_slow}
+            found = measure(contenders, qkv, grad, options.repeats)
+            reference = next((row for row in found if row.contender == "dense"), None)
+            for row in found:
+                if reference:
+                    row.promised = reference.flops / row.flops
+                    row.speedup = reference.forward_backward_ms / row.forward_backward_ms
+                if row.forward_backward_ms > options.budget * 1e3:
+                    too_slow.add(row.contender)
+            results += found
+            progress.advance(task)
+    return results
+
+
+def show(results: list[Measurement], console: Console) -> None:
+    table = Table("N", "contender", "forward ms", "fwd+bwd ms", "peak MiB", "TFLOP/s", "promised", "speed-up", "kept")
+    for row in results:
+        rate = 3.5 * row.flops / row.forward_backward_ms / 1e9
+        numbers = (row.forward_ms, row.forward_backward_ms, row.peak_mib, rate, row.promised, row.speedup, row.kept)
+        shown = ("" if number != number else f"{number:,.2f}" for number in numbers)
+        table.add_row(str(row.seq_len), row.contender, *shown)
+    console.print(table)
+
+
+def save(results: list[Measurement], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "attention.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        names = [name for name in Measurement.__dataclass_fields__]
+        writer.writerow([*names, "kept"])
+        writer.writerows([*(getattr(row, name) for name in names), row.kept] for row in results)
+
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    for axis, field, label in zip(
+        axes,
+        ("forward_backward_ms", "peak_mib"),
+        ("forward + backward, ms", "peak memory above inputs, MiB"),
+        strict=True,
+    ):
+        for name in dict.fromkeys(row.contender for row in results):
+            rows = [row for row in results if row.contender == name]
+            axis.plot([row.seq_len for row in rows], [getattr(row, field) for row in rows], marker="o", label=name)
+        axis.set(xscale="log", yscale="log", xlabel="sequence length N", title=label)
+        axis.xaxis.set_major_formatter(lambda n, _: f"{n / 1024:.0f}K")
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    figure.savefig(folder / "attention.png", dpi=130)
+
+
+def main() -> None:
+    gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    lengths = [8192, 32768, 131072] if gpu else [2048, 4096, 8192, 16384]
+    parser.add_argument("--lengths", type=int, nargs="+", default=lengths, help="sequence lengths N")
+    parser.add_argument("--heads", type=int, default=16 if gpu else 8, help="query heads H")
+    parser.add_argument("--kv-heads", type=int, help="key and value heads; as many as query heads by default")
+    parser.add_argument("--head-dim", type=int, default=64, help="D")
+    parser.add_argument("--base", type=int, default=2048 if gpu else 512, help="w/r: segment length of the first level")
+    parser.add_argument("--ratio", type=int, default=2, help="growth of w and r from level to level")
+    parser.add_argument("--levels", type=int, default=5)
+    parser.add_argument("--device", default="cuda" if gpu else "cpu")
+    parser.add_argument("--dtype", default="bfloat16" if gpu else "float32")
+    parser.add_argument("--repeats", type=int, default=20 if gpu else 3, help="runs of each; the median counts")
+    parser.add_argument(
+        "--budget", type=float, default=60.0, help="a contender slower than this many s is dropped after"
+    )
+    parser.add_argument("--output", type=Path, default=Path("runs/benchmark_attention"))
+    options = parser.parse_args()
+    console = Console()
+    results = run(options, console)
+    show(results, console)
+    save(results, options.output)
+    console.print(f"Written: {options.output}/attention.csv and attention.png")
+
+
+if __name__ == "__main__":
+    main()
