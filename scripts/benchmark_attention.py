@@ -13,7 +13,8 @@ import argparse
 import csv
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -47,8 +48,8 @@ class Measurement:
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    heads_first = (x.transpose(1, 2) for x in (q, k, v))
-    return scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=q.shape[2] != k.shape[2])
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def dilated(pattern: DilationPattern, backend: str) -> Attend:
@@ -89,10 +90,10 @@ def peak_mib(work: Callable[[], object], device: torch.device) -> float:
     def resident(field: str) -> float:
         return next(int(line.split()[1]) / 1024 for line in status.read_text().splitlines() if line.startswith(field))
 
-    before = resident("VmRSS")
+    start = resident("VmRSS")
     reset.write_text("5")
     work()
-    return max(0.0, resident("VmHWM") - before)
+    return max(0.0, resident("VmHWM") - start)
 
 
 def measure(
@@ -109,11 +110,11 @@ def measure(
         return torch.autograd.grad(out, qkv, grad.view_as(out) if out.shape == grad.shape else grad.transpose(1, 2))
 
     times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in contenders}
-    peaks = {name: peak_mib(lambda a=attend: forward_backward(a), device) for name, (attend, _) in contenders.items()}
+    peaks = {name: peak_mib(partial(forward_backward, attend), device) for name, (attend, _) in contenders.items()}
     for _ in range(repeats):
         for name, (attend, _) in contenders.items():
-            times[name][0].append(timed(lambda a=attend: forward(a), device))
-            times[name][1].append(timed(lambda a=attend: forward_backward(a), device))
+            times[name][0].append(timed(partial(forward, attend), device))
+            times[name][1].append(timed(partial(forward_backward, attend), device))
     seq_len = qkv[0].shape[1]
     return [
         Measurement(name, seq_len, median(times[name][0]), median(times[name][1]), peaks[name], flops)
@@ -167,7 +168,9 @@ def run(options: argparse.Namespace, console: Console) -> list[Measurement]:
 
 
 def show(results: list[Measurement], console: Console) -> None:
-    table = Table("N", "contender", "forward ms", "fwd+bwd ms", "peak MiB", "TFLOP/s", "promised", "speed-up", "kept")
+    table = Table("N", "contender")
+    for heading in ("fwd ms", "+bwd ms", "MiB", "TFLOP/s", "promised", "speed-up", "kept"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in results:
         rate = 3.5 * row.flops / row.forward_backward_ms / 1e9
         numbers = (row.forward_ms, row.forward_backward_ms, row.peak_mib, rate, row.promised, row.speedup, row.kept)
@@ -180,7 +183,7 @@ def save(results: list[Measurement], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "attention.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        names = [name for name in Measurement.__dataclass_fields__]
+        names = [field.name for field in fields(Measurement)]
         writer.writerow([*names, "kept"])
         writer.writerows([*(getattr(row, name) for name in names), row.kept] for row in results)
 

@@ -44,7 +44,7 @@ def _reference_unsupported(q: Tensor, k: Tensor) -> str | None:
 def _describe_sdpa(q: Tensor, k: Tensor, dropout_p: float) -> str:
     if dropout_p > 0.0:
         return "levels through chunked matrix products, since the flash kernels keep no dropout mask"
-    kernel = choose_kernel(q.device, q.dtype, q.shape[3], q.shape[2] != k.shape[2])
+    kernel = choose_kernel(q, k)
     return f"levels through the {kernel.name} kernel, the fastest here for {q.dtype} on {q.device.type}"
 
 
@@ -131,7 +131,7 @@ def _choose_backend(backend: str, q: Tensor, k: Tensor) -> tuple[str, dict[str, 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs in the autocast dtype where autocast is on, as torch's own attention does it."""
     device = q.device.type
-    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+    if device == "meta" or not torch.is_autocast_enabled(device):
         return q, k, v
     dtype = torch.get_autocast_dtype(device)
     q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))

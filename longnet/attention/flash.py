@@ -24,7 +24,7 @@ class FlashKernel(Protocol):
     # The largest causal block that is worth giving to this kernel whole; None where it skips the future by itself.
     causal_block: int | None
 
-    def unsupported(self, device: torch.device, dtype: torch.dtype, head_dim: int, grouped: bool) -> str | None:
+    def unsupported(self, q: Tensor, k: Tensor) -> str | None:
         """Why this kernel cannot serve; None when it can."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]: ...
@@ -50,8 +50,8 @@ class CpuFlash:
         dtype = torch.promote_types(tensors[0].dtype, torch.float32)
         return (x.transpose(1, 2).to(dtype) for x in tensors)
 
-    def unsupported(self, device: torch.device, dtype: torch.dtype, head_dim: int, grouped: bool) -> str | None:
-        return None if device.type == "cpu" else f"needs a CPU tensor, got {device.type}"
+    def unsupported(self, q: Tensor, k: Tensor) -> str | None:
+        return None if q.device.type == "cpu" else f"needs a CPU tensor, got {q.device.type}"
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
@@ -75,13 +75,14 @@ class _CudaKernel:
     max_head_dim: int
     causal_block: int | None = None
 
-    def unsupported(self, device: torch.device, dtype: torch.dtype, head_dim: int, grouped: bool) -> str | None:
-        if device.type != "cuda":
-            return f"needs a CUDA tensor, got {device.type}"
-        if torch.cuda.get_device_capability(device) < (8, 0):
+    def unsupported(self, q: Tensor, k: Tensor) -> str | None:
+        if q.device.type != "cuda":
+            return f"needs a CUDA tensor, got {q.device.type}"
+        if torch.cuda.get_device_capability(q.device) < (8, 0):
             return "needs compute capability 8.0"
-        if dtype not in (torch.float16, torch.bfloat16):
-            return f"needs float16 or bfloat16, got {dtype}"
+        if q.dtype not in (torch.float16, torch.bfloat16):
+            return f"needs float16 or bfloat16, got {q.dtype}"
+        head_dim = q.shape[3]
         if head_dim % 8 or head_dim > self.max_head_dim:
             return f"needs a head dimension that is a multiple of 8 up to {self.max_head_dim}, got {head_dim}"
         return None
@@ -91,12 +92,14 @@ class CudnnFlash(_CudaKernel):
     name = "cudnn"
     max_head_dim = 128
 
-    def unsupported(self, device: torch.device, dtype: torch.dtype, head_dim: int, grouped: bool) -> str | None:
+    def unsupported(self, q: Tensor, k: Tensor) -> str | None:
         if not torch.backends.cuda.cudnn_sdp_enabled() or not torch.backends.cudnn.is_available():
             return "cuDNN attention is switched off or missing"
-        if grouped:
+        if q.shape[2] != k.shape[2]:
             return "takes as many KV heads as query heads"
-        return super().unsupported(device, dtype, head_dim, grouped)
+        if q.shape[1] == 1:
+            return "takes more than one row"
+        return super().unsupported(q, k)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         out, lse, *_ = aten._scaled_dot_product_cudnn_attention(
@@ -146,11 +149,12 @@ class CudaEfficient:
     name = "memory-efficient"
     causal_block: int | None = None
 
-    def unsupported(self, device: torch.device, dtype: torch.dtype, head_dim: int, grouped: bool) -> str | None:
-        if device.type != "cuda":
-            return f"needs a CUDA tensor, got {device.type}"
-        if dtype != torch.float32:
-            return f"serves float32, got {dtype}"
+    def unsupported(self, q: Tensor, k: Tensor) -> str | None:
+        if q.device.type != "cuda":
+            return f"needs a CUDA tensor, got {q.device.type}"
+        if q.dtype != torch.float32:
+            return f"serves float32, got {q.dtype}"
+        head_dim = q.shape[3]
         return f"needs a head dimension that is a multiple of 4, got {head_dim}" if head_dim % 4 else None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -191,7 +195,7 @@ class Math:
         self.dropout_p = dropout_p
         self.seed = seed
 
-    def unsupported(self, device: torch.device, dtype: torch.dtype, head_dim: int, grouped: bool) -> str | None:
+    def unsupported(self, q: Tensor, k: Tensor) -> str | None:
         return None
 
     def _weights(
@@ -249,6 +253,6 @@ class Math:
 KERNELS: tuple[FlashKernel, ...] = (CpuFlash(), CudnnFlash(), CudaFlash(), CudaEfficient(), Math())
 
 
-def choose_kernel(device: torch.device, dtype: torch.dtype, head_dim: int, grouped: bool) -> FlashKernel:
+def choose_kernel(q: Tensor, k: Tensor) -> FlashKernel:
     """The first kernel, fastest first, that serves these tensors."""
-    return next(kernel for kernel in KERNELS if kernel.unsupported(device, dtype, head_dim, grouped) is None)
+    return next(kernel for kernel in KERNELS if kernel.unsupported(q, k) is None)

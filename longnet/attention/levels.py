@@ -170,7 +170,6 @@ def _calls(
 ) -> Iterator[Call]:
     q, k = query_like[0], key_like[0]
     num_heads, num_kv_heads = q.shape[2], k.shape[2]
-    kernel = choose_kernel(q.device, q.dtype, q.shape[3], num_heads != num_kv_heads)
     borders = [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
     call_seed = 0 if seed is None else int(seed)
     for begin, end in itertools.pairwise(borders):
@@ -182,7 +181,9 @@ def _calls(
                 if dropout_p > 0.0:
                     call_seed += 1
                     yield Call(Math(dropout_p, call_seed), causal, first, queries, keys)
-                elif causal and kernel.causal_block:
+                    continue
+                kernel = choose_kernel(queries[0], keys[0])
+                if causal and kernel.causal_block:
                     yield from _causal_calls(kernel, kernel.causal_block, first, queries, keys)
                 else:
                     yield Call(kernel, causal, first, queries, keys)

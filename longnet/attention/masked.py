@@ -44,7 +44,8 @@ class MaskedAttention(nn.Module):
         return torch.cat(parts, 1)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if q.is_cuda:
+        # FlexAttention has another kernel for less than a block, which refuses masks made by hand.
+        if q.is_cuda and q.shape[1] >= BLOCK:
             mask = _flex_mask(self, q.shape[1], q.device)
             heads_first = (x.transpose(1, 2) for x in (q, k, v))
             return _compiled_flex()(*heads_first, block_mask=mask, enable_gqa=True).transpose(1, 2)
