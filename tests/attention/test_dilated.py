@@ -59,6 +59,15 @@ def test_lengths_around_borders(seq_len: int, heads: str, causal: bool, device: 
     assert error < 1e-12, f"{where}: {error}"
 
 
+@pytest.mark.parametrize("seq_len", [63, 64, 65, 127, 128, 129, 191, 192, 193, 300, 513])
+def test_causal_segments_of_many_rows(seq_len: int, device: str) -> None:
+    """Segments long enough to be cut into triangles and rectangles, whole ones and a last short one."""
+    case = Case(DilationPattern((seq_len, 2 * seq_len - 3), (1, 2)), 2, 2 * seq_len + 5, 4, 2, 8, True, None, seed=0)
+    tensors = case.tensors(device)
+    error, where = worst_error(evaluate(case, *tensors, backend="sdpa"), evaluate(case, *tensors, backend="reference"))
+    assert error < 1e-12, f"{where}: {error}"
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradcheck(backend: str) -> None:
     case = Case(DilationPattern((4, 6), (1, 3)), 1, 7, 4, 2, 2, True, None, seed=0)
