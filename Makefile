@@ -21,6 +21,10 @@ $(READY): pyproject.toml
 .PHONY: setup
 setup: $(READY)  ## make .venv with everything in it
 
+.PHONY: train
+train: $(READY)  ## train the default job: a small LongNet on the Python standard library
+	$(BIN)/python train.py
+
 .PHONY: test
 test: $(READY)  ## run every test that this machine can run
 	$(BIN)/python -m pytest -n auto --dist worksteal

@@ -4,7 +4,8 @@
     python scripts/benchmark_attention.py --lengths 16384 --heads 8 --base 512 --levels 5 --device cpu
 
 Medians of interleaved runs. "promised" is the speed-up over dense attention that the FLOPs promise, "kept" the part of
-it that the time shows. Writes a table (CSV) and a plot (PNG) into --output.
+it that the time shows. The limit is the time that the FLOPs would take at the rate that the library's kernel reaches in
+the same run on plain causal segments as long as the first level's. Writes a table (CSV) and a plot (PNG) into --output.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import argparse
 import csv
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 
 import torch
+from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -41,6 +43,8 @@ class Measurement:
     flops: int
     promised: float = float("nan")
     speedup: float = float("nan")
+    forward_limits: float = float("nan")
+    limits: float = float("nan")
 
     @property
     def kept(self) -> float:
@@ -50,6 +54,17 @@ class Measurement:
 def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def segments(length: int) -> Attend:
+    """Plain causal attention in segments, the rate of which is the limit for everything built of its kernel."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        whole = q.shape[1] // length * length
+        q, k, v = (x[0, :whole].unflatten(0, (-1, length)) for x in (q, k, v))
+        return dense(q, k, v)
+
+    return attend
 
 
 def dilated(pattern: DilationPattern, backend: str) -> Attend:
@@ -107,7 +122,7 @@ def measure(
 
     def forward_backward(attend: Attend) -> object:
         out = attend(*qkv)
-        return torch.autograd.grad(out, qkv, grad.view_as(out) if out.shape == grad.shape else grad.transpose(1, 2))
+        return torch.autograd.grad(out, qkv, grad.view(-1)[: out.numel()].view_as(out))
 
     times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in contenders}
     peaks = {name: peak_mib(partial(forward_backward, attend), device) for name, (attend, _) in contenders.items()}
@@ -126,9 +141,11 @@ def run(options: argparse.Namespace, console: Console) -> list[Measurement]:
     device = torch.device(options.device)
     dtype = getattr(torch, options.dtype)
     kv_heads = options.kv_heads or options.heads
-    lengths = [options.base * options.ratio**i for i in range(options.levels)]
-    rates = [options.ratio**i for i in range(options.levels)]
-    patterns = {heads: DilationPattern(tuple(lengths), tuple(rates), heads=heads) for heads in ("all", "grouped")}
+    context = options.base * options.ratio ** (options.levels - 1)
+    geometric = DilationPattern.geometric(context, options.base, options.ratio)
+    pattern = DilationPattern.from_config(options.pattern) if options.pattern else geometric
+    patterns = {heads: replace(pattern, heads=heads) for heads in ("all", "grouped")}
+    first_segment = pattern.segment_lengths[0]
     console.print(f"{patterns['all']}; H={options.heads}, Hkv={kv_heads}, D={options.head_dim}, {dtype}, {device}")
     results: list[Measurement] = []
     too_slow: set[str] = set()
@@ -147,6 +164,11 @@ def run(options: argparse.Namespace, console: Console) -> list[Measurement]:
             contenders: dict[str, tuple[Attend, int]] = {
                 "dense": (dense, DilationPattern.dense().flops(seq_len, options.heads, options.head_dim))
             }
+            if seq_len >= first_segment:
+                whole = DilationPattern((first_segment,), (1,)).flops(
+                    seq_len // first_segment * first_segment, options.heads, options.head_dim
+                )
+                contenders["segments"] = (segments(first_segment), whole)
             for backend, declared in BACKENDS.items():
                 if declared.unsupported(qkv[0], qkv[1]) is None:
                     flops = patterns["all"].flops(seq_len, options.heads, options.head_dim)
@@ -156,7 +178,12 @@ def run(options: argparse.Namespace, console: Console) -> list[Measurement]:
             contenders = {name: entry for name, entry in contenders.items() if name not in too_slow}
             found = measure(contenders, qkv, grad, options.repeats)
             reference = next((row for row in found if row.contender == "dense"), None)
+            limit = next((row for row in found if row.contender == "segments"), None)
             for row in found:
+                if limit:
+                    work = row.flops / limit.flops
+                    row.forward_limits = row.forward_ms / (limit.forward_ms * work)
+                    row.limits = row.forward_backward_ms / (limit.forward_backward_ms * work)
                 if reference:
                     row.promised = reference.flops / row.flops
                     row.speedup = reference.forward_backward_ms / row.forward_backward_ms
@@ -168,12 +195,15 @@ def run(options: argparse.Namespace, console: Console) -> list[Measurement]:
 
 
 def show(results: list[Measurement], console: Console) -> None:
-    table = Table("N", "contender")
-    for heading in ("fwd ms", "+bwd ms", "MiB", "TFLOP/s", "promised", "speed-up", "kept"):
+    table = Table("N", "contender", box=box.SIMPLE)
+    for heading in ("fwd ms", "+bwd ms", "MiB", "TFLOP/s", "promised", "speed-up", "kept", "fwd/limit", "+bwd/limit"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in results:
         rate = 3.5 * row.flops / row.forward_backward_ms / 1e9
-        numbers = (row.forward_ms, row.forward_backward_ms, row.peak_mib, rate, row.promised, row.speedup, row.kept)
+        numbers = (
+            row.forward_ms, row.forward_backward_ms, row.peak_mib, rate, row.promised, row.speedup, row.kept,
+            row.forward_limits, row.limits,
+        )  # fmt: skip
         shown = ("" if number != number else f"{number:,.2f}" for number in numbers)
         table.add_row(str(row.seq_len), row.contender, *shown)
     console.print(table)
@@ -203,7 +233,9 @@ def save(results: list[Measurement], folder: Path) -> None:
             rows = [row for row in results if row.contender == name]
             axis.plot([row.seq_len for row in rows], [getattr(row, field) for row in rows], marker="o", label=name)
         axis.set(xscale="log", yscale="log", xlabel="sequence length N", title=label)
-        axis.xaxis.set_major_formatter(lambda n, _: f"{n / 1024:.0f}K")
+        lengths = sorted({row.seq_len for row in results})
+        axis.set_xticks(lengths, [f"{n // 1024}K" if n % 1024 == 0 else str(n) for n in lengths])
+        axis.minorticks_off()
         axis.grid(alpha=0.3)
     axes[0].legend()
     figure.savefig(folder / "attention.png", dpi=130)
@@ -220,6 +252,7 @@ def main() -> None:
     parser.add_argument("--base", type=int, default=2048 if gpu else 512, help="w/r: segment length of the first level")
     parser.add_argument("--ratio", type=int, default=2, help="growth of w and r from level to level")
     parser.add_argument("--levels", type=int, default=5)
+    parser.add_argument("--pattern", help="a named pattern, such as paper, in the place of the geometric one")
     parser.add_argument("--device", default="cuda" if gpu else "cpu")
     parser.add_argument("--dtype", default="bfloat16" if gpu else "float32")
     parser.add_argument("--repeats", type=int, default=20 if gpu else 3, help="runs of each; the median counts")
@@ -228,7 +261,8 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, default=Path("runs/benchmark_attention"))
     options = parser.parse_args()
-    console = Console()
+    # The table is read as a whole: a narrow terminal wraps it less badly than it would squeeze it.
+    console = Console(width=max(110, Console().width))
     results = run(options, console)
     show(results, console)
     save(results, options.output)

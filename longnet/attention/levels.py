@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from . import fused
 from .flash import FlashKernel, Math, choose_kernel
 from .pattern import DilationPattern
 from .tiles import causal_parts, tiles
@@ -53,6 +54,8 @@ def dilated_forward(
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     pattern = DilationPattern(tuple(segment_lengths), tuple(dilation_rates), heads, shift)
+    if dropout_p == 0.0 and fused.unsupported(q) is None:
+        return fused.forward(q, k, v, pattern, causal, scale, _borders(q, cu_seqlens))
     dtype = torch.promote_types(q.dtype, torch.float32)
     out = torch.zeros(q.shape, dtype=dtype, device=q.device)
     lse = torch.full(q.shape[:-1], -torch.inf, dtype=dtype, device=q.device)
@@ -89,9 +92,11 @@ def dilated_backward(
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     pattern = DilationPattern(tuple(segment_lengths), tuple(dilation_rates), heads, shift)
+    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+    if dropout_p == 0.0 and fused.unsupported(q) is None:
+        return fused.backward(grad, q, k, v, out, lse, pattern, causal, scale, _borders(q, cu_seqlens))
     dtype = torch.promote_types(q.dtype, torch.float32)
     dq, dk, dv = (torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (q, k, v))
-    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     query_like, key_like = (q, grad, out, lse.unsqueeze(-1), dq), (k, v, dk, dv)
     for call in _calls(pattern, causal, query_like, key_like, cu_seqlens, dropout_p, seed):
         q_rows, grad_rows, out_rows, lse_rows, dq_rows = call.queries
@@ -170,7 +175,7 @@ def _calls(
 ) -> Iterator[Call]:
     q, k = query_like[0], key_like[0]
     num_heads, num_kv_heads = q.shape[2], k.shape[2]
-    borders = [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
+    borders = _borders(q, cu_seqlens)
     call_seed = 0 if seed is None else int(seed)
     for begin, end in itertools.pairwise(borders):
         for tile in tiles(pattern, end - begin, num_heads, num_kv_heads):
@@ -187,6 +192,10 @@ def _calls(
                     yield from _causal_calls(kernel, kernel.causal_block, first, queries, keys)
                 else:
                     yield Call(kernel, causal, first, queries, keys)
+
+
+def _borders(q: Tensor, cu_seqlens: Tensor | None) -> list[int]:
+    return [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
 
 
 def _causal_calls(

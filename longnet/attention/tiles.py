@@ -1,8 +1,8 @@
 """Where the rows of a level lie: strided views that a flash kernel can read in place.
 
-The rows of one phase are every r-th position of a segment and every r-th head, so slicing finds them and nothing is
-copied. Where r is large, taking the phases together along a diagonal (position p with head p) gives fewer and larger
-calls; both are views of the same memory.
+The rows of one phase are every r-th position of a segment and every r-th head: an affine view, so nothing is copied.
+Where r is large, taking the phases together along a diagonal (the next head with the next position) gives fewer and
+larger calls; that is an affine view too.
 
 B batch, S segments, N positions, L rows, H heads, D head dimension.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import NamedTuple
 
 from torch import Tensor
@@ -25,35 +25,38 @@ class Tile:
     """Rows of one level that one call of a dense kernel can attend among themselves.
 
     A slice tile takes the rows ``first_row, first_row + rate, ...`` of every head in ``heads``. A diagonal tile takes
-    for each head the rows of its own phase, the first head's being ``first_row``.
+    for each head the rows of its own phase: the first head's begin at ``first_row``, the next one's a position later.
     """
 
+    level: int
     run: SegmentRun
     rate: int
     first_row: int
+    num_rows: int
     heads: range
     kv_heads: range
     diagonal: bool
-    level: int
 
     def queries(self, x_BNHD: Tensor) -> Tensor:
         """This tile's (B, S, L, heads, D) view of q, or of anything shaped like it."""
         return self._rows(x_BNHD, self.heads)
 
     def keys(self, x_BNHD: Tensor) -> Tensor:
-        """This tile's (B, S, L, kv_heads, D) view of k or v."""
+        """This tile's (B, S, L, kv_heads, D) view of k or v; a diagonal one has keys for each query head."""
         return self._rows(x_BNHD, self.kv_heads)
 
     def _rows(self, x_BNHD: Tensor, heads: range) -> Tensor:
-        run = self.run
-        x_BSNHD = x_BNHD.narrow(1, run.start, run.number * run.length).unflatten(1, (run.number, run.length))
-        if not self.diagonal:
-            return x_BSNHD[:, :, self.first_row :: self.rate, heads.start : heads.stop : heads.step]
-        x_BSLrHD = x_BSNHD.unflatten(2, (-1, self.rate))
-        phases = slice(self.first_row, self.first_row + len(self.heads))
-        if len(heads) < len(self.heads):
-            return x_BSLrHD[:, :, :, phases, heads.start]
-        return x_BSLrHD[:, :, :, phases, heads.start : heads.stop].diagonal(dim1=3, dim2=4).movedim(-1, 3)
+        # One as_strided in the place of a chain of slices: the calls are many, and each view costs the host time.
+        stride_B, stride_N, stride_H, stride_D = x_BNHD.stride()
+        number, stride_head = len(heads), heads.step * stride_H
+        if self.diagonal:
+            stride_head = stride_N + (stride_H if len(heads) == len(self.heads) else 0)
+            number = len(self.heads)
+        return x_BNHD.as_strided(
+            (x_BNHD.shape[0], self.run.number, self.num_rows, number, x_BNHD.shape[3]),
+            (stride_B, self.run.length * stride_N, self.rate * stride_N, stride_head, stride_D),
+            x_BNHD.storage_offset() + (self.run.start + self.first_row) * stride_N + heads.start * stride_H,
+        )
 
 
 @lru_cache(maxsize=4096)
@@ -73,25 +76,32 @@ def _slice_tiles(pattern: DilationPattern, level: int, run: SegmentRun, num_head
     rate = pattern.dilation_rates[level]
     for phase, heads in pattern.head_groups(level, num_heads):
         first_row = pattern.first_row(level, phase, run)
-        if first_row < run.length:
+        num_rows = len(range(first_row, run.length, rate))
+        if num_rows:
             for part, kv_heads in shared_kv(heads, group):
-                yield Tile(run, rate, first_row, part, kv_heads, False, level)
+                yield Tile(level, run, rate, first_row, num_rows, part, kv_heads, diagonal=False)
 
 
 def _diagonal_tiles(
     pattern: DilationPattern, level: int, run: SegmentRun, num_heads: int, group: int
 ) -> Iterator[Tile]:
     rate = pattern.dilation_rates[level]
-    if pattern.heads != "all" or run.length % rate or run.offset % rate:
+    # Heads that share both their keys and their phase belong into one slice.
+    if pattern.heads != "all" or group > rate:
         return
-    for turn in range(0, num_heads, rate):
-        last = min(turn + rate, num_heads)
-        # Without sharing, keys lie on the same diagonal as queries; with it, only the heads of one KV head go together.
-        step = rate if group == 1 else group
-        borders = sorted({turn, last, *range(-(-turn // step) * step, last, step)})
-        for begin, end in pairwise(borders):
-            kv_heads = range(begin, end) if group == 1 else range(begin // group, begin // group + 1)
-            yield Tile(run, rate, begin - turn, range(begin, end), kv_heads, True, level)
+
+    def place(head: int) -> tuple[int, ...]:
+        """Equal for heads that can go together: as many rows, on one diagonal, and one KV head where it is shared."""
+        first_row = pattern.first_row(level, head % rate, run)
+        num_rows = len(range(first_row, run.length, rate))
+        return num_rows, head - first_row, head // group if group > 1 else 0
+
+    for (num_rows, diagonal, kv_head), members in groupby(range(num_heads), key=place):
+        first, *rest = members
+        heads = range(first, (rest[-1] if rest else first) + 1)
+        kv_heads = range(kv_head, kv_head + 1) if group > 1 else heads
+        if num_rows:
+            yield Tile(level, run, rate, first - diagonal, num_rows, heads, kv_heads, diagonal=True)
 
 
 def shared_kv(heads: range, group: int) -> Iterator[tuple[range, range]]:
