@@ -30,8 +30,8 @@ class Backend:
     describe: Callable[[Tensor, Tensor, float], str]
 
 
-# Score matrices of 4 GiB in float32: beyond this the truth is too large to be meant.
-REFERENCE_LIMIT = 2**30
+# Score matrices of 1 GiB in float32: beyond this the truth is too large to be meant.
+REFERENCE_LIMIT = 2**28
 
 
 def _reference_unsupported(q: Tensor, k: Tensor) -> str | None:

@@ -11,6 +11,7 @@ All tensors are (B, L, H, D) with any strides over B, L and H; LSE is (B, L, H).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -36,6 +37,12 @@ class FlashKernel(Protocol):
 
 def _heads_first(*tensors: Tensor) -> Iterator[Tensor]:
     return (x.transpose(1, 2) for x in tensors)
+
+
+@cache
+def _no_dropout(device: torch.device) -> Tensor:
+    """The random state that the kernels want even where they draw nothing from it."""
+    return torch.zeros(2, dtype=torch.int64, device=device)
 
 
 class CpuFlash:
@@ -110,7 +117,7 @@ class CudnnFlash(_CudaKernel):
     def backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        no_dropout = torch.zeros((), dtype=torch.int64, device=q.device)
+        no_dropout = _no_dropout(q.device)
         length = q.shape[1]
         dq, dk, dv = aten._scaled_dot_product_cudnn_attention_backward(
             *_heads_first(grad, q, k, v, out),
@@ -132,7 +139,7 @@ class CudaFlash(_CudaKernel):
     def backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)
+        no_dropout = _no_dropout(q.device)
         length = q.shape[1]
         dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(
             *_heads_first(grad, q, k, v, out),
@@ -170,7 +177,7 @@ class CudaEfficient:
     ) -> tuple[Tensor, Tensor, Tensor]:
         group = q.shape[2] // k.shape[2]
         k, v = (x.repeat_interleave(group, 2) if group > 1 else x for x in (k, v))
-        no_dropout = torch.zeros((), dtype=torch.int64, device=q.device)
+        no_dropout = _no_dropout(q.device)
         # This kernel wants the LSE padded to 32 rows, and +inf makes the weights of the padding 0.
         padded = torch.nn.functional.pad(lse.transpose(1, 2), (0, -lse.shape[1] % 32), value=torch.inf)
         dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(

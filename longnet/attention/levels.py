@@ -7,8 +7,8 @@ registered as custom ops, so that torch.compile, activation checkpointing and me
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -57,8 +57,12 @@ def dilated_forward(
     if dropout_p == 0.0 and fused.unsupported(q) is None:
         return fused.forward(q, k, v, pattern, causal, scale, _borders(q, cu_seqlens))
     dtype = torch.promote_types(q.dtype, torch.float32)
-    out = torch.zeros(q.shape, dtype=dtype, device=q.device)
-    lse = torch.full(q.shape[:-1], -torch.inf, dtype=dtype, device=q.device)
+    if _covers_everything(pattern):
+        out = torch.empty(q.shape, dtype=dtype, device=q.device)
+        lse = torch.empty(q.shape[:-1], dtype=dtype, device=q.device)
+    else:
+        out = torch.zeros(q.shape, dtype=dtype, device=q.device)
+        lse = torch.full(q.shape[:-1], -torch.inf, dtype=dtype, device=q.device)
     for call in _calls(pattern, causal, (q, out, lse.unsqueeze(-1)), (k, v), cu_seqlens, dropout_p, seed):
         q_rows, out_rows, lse_rows = call.queries
         o, call_lse = call.kernel.forward(q_rows, call.keys[0], call.keys[1], call.causal, scale)
@@ -96,7 +100,9 @@ def dilated_backward(
     if dropout_p == 0.0 and fused.unsupported(q) is None:
         return fused.backward(grad, q, k, v, out, lse, pattern, causal, scale, _borders(q, cu_seqlens))
     dtype = torch.promote_types(q.dtype, torch.float32)
-    dq, dk, dv = (torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (q, k, v))
+    complete = _covers_everything(pattern)
+    allocate = torch.empty if complete else torch.zeros
+    dq, dk, dv = (allocate(x.shape, dtype=dtype, device=x.device) for x in (q, k, v))
     query_like, key_like = (q, grad, out, lse.unsqueeze(-1), dq), (k, v, dk, dv)
     for call in _calls(pattern, causal, query_like, key_like, cu_seqlens, dropout_p, seed):
         q_rows, grad_rows, out_rows, lse_rows, dq_rows = call.queries
@@ -104,8 +110,11 @@ def dilated_backward(
         grads = call.kernel.backward(
             grad_rows, q_rows, k_rows, v_rows, out_rows, lse_rows.squeeze(-1), call.causal, scale
         )
-        for total, part in zip((dq_rows, *dkv_rows), grads, strict=True):
-            total.add_(part)
+        for rows, part in zip((dq_rows, *dkv_rows), grads, strict=True):
+            if complete and call.first:
+                rows.copy_(part)
+            else:
+                rows.add_(part)
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 
@@ -177,7 +186,7 @@ def _calls(
     num_heads, num_kv_heads = q.shape[2], k.shape[2]
     borders = _borders(q, cu_seqlens)
     call_seed = 0 if seed is None else int(seed)
-    for begin, end in itertools.pairwise(borders):
+    for begin, end in pairwise(borders):
         for tile in tiles(pattern, end - begin, num_heads, num_kv_heads):
             first = tile.level == 0 or pattern.heads == "grouped"
             views = [tile.queries(x[:, begin:end]) for x in query_like] + [tile.keys(x[:, begin:end]) for x in key_like]
@@ -192,6 +201,11 @@ def _calls(
                     yield from _causal_calls(kernel, kernel.causal_block, first, queries, keys)
                 else:
                     yield Call(kernel, causal, first, queries, keys)
+
+
+def _covers_everything(pattern: DilationPattern) -> bool:
+    """Whether the first level holds every row of every head once, so that its results need nothing to be added to."""
+    return pattern.heads == "all" and pattern.dilation_rates[0] == 1
 
 
 def _borders(q: Tensor, cu_seqlens: Tensor | None) -> list[int]:
@@ -218,7 +232,7 @@ def _one_batch_dimension(views: list[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _merge_(out: Tensor, lse: Tensor, o: Tensor, level_lse: Tensor, first: bool) -> None:
-    """Fold one call's rows into the running output and LSE, in place."""
+    """Folds one call's rows into the running output and LSE, in place."""
     if first:
         out.copy_(o)
         lse.copy_(level_lse)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,24 +19,25 @@ from torch.nn.functional import scaled_dot_product_attention
 
 BLOCK = 128
 
-MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+class Mask(Protocol):
+    """Which keys a query sees. Equal masks share what is computed of them, so a mask is immutable and hashable."""
+
+    def sees(self, n: Tensor, m: Tensor) -> Tensor:
+        """Whether query positions n see key positions m."""
+
+    def __hash__(self) -> int: ...
 
 
 class MaskedAttention(nn.Module):
-    """Causal attention where ``sees(query positions, key positions)`` holds; blocks that hold nothing are skipped."""
+    """Causal attention through a mask; blocks of positions that hold nothing seen are skipped."""
 
-    def sees(self, n: Tensor, m: Tensor) -> Tensor:
-        raise NotImplementedError
+    def __init__(self, mask: Mask) -> None:
+        super().__init__()
+        self.mask = mask
 
-    def key(self) -> tuple[object, ...]:
-        """What ``sees`` depends on: block masks are shared between layers that agree in it."""
-        raise NotImplementedError
-
-    def __hash__(self) -> int:
-        return hash((type(self), self.key()))
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.key() == other.key()
+    def extra_repr(self) -> str:
+        return str(self.mask)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
         if cu_seqlens is None:
@@ -46,11 +49,11 @@ class MaskedAttention(nn.Module):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         # FlexAttention has another kernel for less than a block, which refuses masks made by hand.
         if q.is_cuda and q.shape[1] >= BLOCK:
-            mask = _flex_mask(self, q.shape[1], q.device)
+            mask = _flex_mask(self.mask, q.shape[1], q.device)
             heads_first = (x.transpose(1, 2) for x in (q, k, v))
             return _compiled_flex()(*heads_first, block_mask=mask, enable_gqa=True).transpose(1, 2)
         parts = []
-        for row, columns in enumerate(_block_map(self, q.shape[1], q.device)[0].tolist()):
+        for row, columns in enumerate(_block_map(self.mask, q.shape[1], q.device)[0].tolist()):
             rows = slice(row * BLOCK, min((row + 1) * BLOCK, q.shape[1]))
             runs = _runs(columns, q.shape[1])
             keys, values, places = (
@@ -58,7 +61,7 @@ class MaskedAttention(nn.Module):
                 else x.narrow(dim, runs[0][0], runs[0][1] - runs[0][0])
                 for x, dim in ((k, 1), (v, 1), (torch.arange(q.shape[1], device=q.device), 0))
             )  # fmt: skip
-            mask = self.sees(torch.arange(rows.start, rows.stop, device=q.device)[:, None], places[None, :])
+            mask = self.mask.sees(torch.arange(rows.start, rows.stop, device=q.device)[:, None], places[None, :])
             parts.append(
                 scaled_dot_product_attention(
                     q[:, rows].transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), mask, enable_gqa=True
@@ -68,38 +71,30 @@ class MaskedAttention(nn.Module):
 
     def flops(self, seq_len: int, num_heads: int, head_dim: int) -> int:
         """Floating-point operations of the two matrix products, forward, over the pairs that are seen."""
-        return 4 * head_dim * num_heads * _block_map(self, seq_len, torch.device("cpu"))[2]
+        return 4 * head_dim * num_heads * _block_map(self.mask, seq_len, torch.device("cpu"))[2]
+
+
+@dataclass(frozen=True)
+class WindowMask:
+    window: int
+
+    def sees(self, n: Tensor, m: Tensor) -> Tensor:
+        return (m <= n) & (n - m < self.window)
 
 
 class SlidingWindow(MaskedAttention):
     """Each query sees the ``window`` latest positions, its own included."""
 
     def __init__(self, window: int) -> None:
-        super().__init__()
-        self.window = _at_least_one("window", window)
-
-    def key(self) -> tuple[object, ...]:
-        return (self.window,)
-
-    def sees(self, n: Tensor, m: Tensor) -> Tensor:
-        return (m <= n) & (n - m < self.window)
-
-    def extra_repr(self) -> str:
-        return f"window={self.window}"
+        super().__init__(WindowMask(_at_least_one("window", window)))
 
 
-class BlockSparse(MaskedAttention):
-    """Blocks of positions: the ``local_blocks`` latest, every ``stride``-th back, the first ``global_blocks``."""
-
-    def __init__(self, block_size: int = BLOCK, local_blocks: int = 4, stride: int = 8, global_blocks: int = 1) -> None:
-        super().__init__()
-        self.block_size = _at_least_one("block_size", block_size)
-        self.local_blocks = _at_least_one("local_blocks", local_blocks)
-        self.stride = _at_least_one("stride", stride)
-        self.global_blocks = global_blocks
-
-    def key(self) -> tuple[object, ...]:
-        return (self.block_size, self.local_blocks, self.stride, self.global_blocks)
+@dataclass(frozen=True)
+class BlockSparseMask:
+    block_size: int
+    local_blocks: int
+    stride: int
+    global_blocks: int
 
     def sees(self, n: Tensor, m: Tensor) -> Tensor:
         query_block, key_block = n // self.block_size, m // self.block_size
@@ -107,9 +102,14 @@ class BlockSparse(MaskedAttention):
         near = distance < self.local_blocks
         return (m <= n) & (near | (distance % self.stride == 0) | (key_block < self.global_blocks))
 
-    def extra_repr(self) -> str:
-        names = ("block_size", "local_blocks", "stride", "global_blocks")
-        return ", ".join(f"{name}={value}" for name, value in zip(names, self.key(), strict=True))
+
+class BlockSparse(MaskedAttention):
+    """Blocks of positions: the ``local_blocks`` latest, every ``stride``-th back, the first ``global_blocks``."""
+
+    def __init__(self, block_size: int = BLOCK, local_blocks: int = 4, stride: int = 8, global_blocks: int = 1) -> None:
+        for name, value in (("block_size", block_size), ("local_blocks", local_blocks), ("stride", stride)):
+            _at_least_one(name, value)
+        super().__init__(BlockSparseMask(block_size, local_blocks, stride, global_blocks))
 
 
 def _at_least_one(name: str, value: int) -> int:
@@ -119,7 +119,7 @@ def _at_least_one(name: str, value: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _block_map(block: MaskedAttention, seq_len: int, device: torch.device) -> tuple[Tensor, Tensor, int]:
+def _block_map(mask: Mask, seq_len: int, device: torch.device) -> tuple[Tensor, Tensor, int]:
     """Which blocks hold a seen pair, which hold only seen pairs, and how many pairs are seen.
 
     Evaluated one row of blocks at a time, so that it needs O(N) memory and not O(N^2).
@@ -127,7 +127,7 @@ def _block_map(block: MaskedAttention, seq_len: int, device: torch.device) -> tu
     positions = torch.arange(seq_len, device=device)
     some, every, total = [], [], 0
     for begin in range(0, seq_len, BLOCK):
-        seen = block.sees(positions[begin : begin + BLOCK, None], positions[None, :])
+        seen = mask.sees(positions[begin : begin + BLOCK, None], positions[None, :])
         total += int(seen.sum())
         # A block cut by the end of the sequence is not full, because its missing part must stay unseen.
         padded = seen.new_zeros(BLOCK, -(-seq_len // BLOCK) * BLOCK)
@@ -139,16 +139,16 @@ def _block_map(block: MaskedAttention, seq_len: int, device: torch.device) -> tu
 
 
 @torch.compiler.disable
-def _flex_mask(block: MaskedAttention, seq_len: int, device: torch.device) -> BlockMask:
-    return _cached_flex_mask(block, seq_len, device)
+def _flex_mask(mask: Mask, seq_len: int, device: torch.device) -> BlockMask:
+    return _cached_flex_mask(mask, seq_len, device)
 
 
 @lru_cache(maxsize=64)
-def _cached_flex_mask(block: MaskedAttention, seq_len: int, device: torch.device) -> BlockMask:
-    some, every, _ = _block_map(block, seq_len, device)
+def _cached_flex_mask(mask: Mask, seq_len: int, device: torch.device) -> BlockMask:
+    some, every, _ = _block_map(mask, seq_len, device)
 
     def mask_mod(b: Tensor, h: Tensor, n: Tensor, m: Tensor) -> Tensor:
-        return block.sees(n, m)
+        return mask.sees(n, m)
 
     return BlockMask.from_kv_blocks(
         *_indices(some & ~every), *_indices(every), BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=(seq_len, seq_len)

@@ -9,10 +9,10 @@ B batch, S segments, N positions, L rows, H heads, D head dimension.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from torch import Tensor
@@ -121,6 +121,19 @@ def shared_kv(heads: range, group: int) -> Iterator[tuple[range, range]]:
         last = served[size - 1][1][-1]
         yield range(members[0], last + 1, heads.step), range(first_kv, first_kv + (size - 1) * spacing + 1, spacing)
         served = served[size:]
+
+
+def chunks(pattern: DilationPattern, borders: Sequence[int], at_least: int) -> Iterator[tuple[int, int]]:
+    """Stretches (begin, end) between the borders that no segment crosses, the shortest of ``at_least`` positions.
+
+    Working through them one by one gives the same result, with temporary results no larger than a stretch.
+    """
+    longest = pattern.reach
+    nested = not pattern.shift and all(longest % w == 0 for w in pattern.segment_lengths)
+    for begin, end in pairwise(borders):
+        step = longest * -(-at_least // longest) if nested else end - begin
+        for start in range(begin, end, step):
+            yield start, min(start + step, end)
 
 
 class CausalPart(NamedTuple):

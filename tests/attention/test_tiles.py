@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longnet.attention import DilationPattern
-from longnet.attention.tiles import causal_parts, shared_kv, tiles
+from longnet.attention.tiles import causal_parts, chunks, shared_kv, tiles
 
 from .cases import patterns
 
@@ -45,6 +45,13 @@ def test_shared_kv_splits_evenly(first: int, count: int, step: int, group: int) 
         each = len(part) // len(kv_heads)
         assert len(part) == each * len(kv_heads)
         assert [kv for kv in kv_heads for _ in range(each)] == [head // group for head in part]
+
+
+def test_chunks_are_crossed_by_no_segment() -> None:
+    nested = DilationPattern((4, 8, 16), (1, 2, 4))
+    assert list(chunks(nested, [0, 40, 100], 20)) == [(0, 32), (32, 40), (40, 72), (72, 100)]
+    for whole in (DilationPattern((6, 9), (1, 3)), DilationPattern((4, 8), (1, 2), shift=1), DilationPattern.dense()):
+        assert list(chunks(whole, [0, 40, 100], 20)) == [(0, 40), (40, 100)]
 
 
 def test_few_calls() -> None:

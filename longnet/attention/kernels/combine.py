@@ -48,20 +48,17 @@ def _locate(n, head, level, levels, table, FIELDS: tl.constexpr):
 
 
 @triton.jit
-def _load_rows(base, entry, segment, row, mask, d, D: tl.constexpr):
-    """The (rows, D) values of a level; 0 where it holds none."""
-    first = tl.load(entry, mask=mask, other=0)
-    at = first + segment * tl.load(entry + 1, mask=mask, other=0) + row * tl.load(entry + 2, mask=mask, other=0)
-    # Rows begin at multiples of the head dimension, and a multiple of 8 lets a thread load 16 bytes at once.
-    at = tl.multiple_of(at, 8)
-    return tl.load(base + at[:, None] + d[None, :], mask=mask[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
+def _distance(entry, segment, row):
+    """How far from the base pointer the rows lie."""
+    return tl.load(entry) + segment * tl.load(entry + 1) + row * tl.load(entry + 2)
 
 
 @triton.jit
-def _level_lse(lse_base, entry, segment, row, mask):
-    first = tl.load(entry + 3, mask=mask, other=0)
-    at = first + segment * tl.load(entry + 4, mask=mask, other=0) + row * tl.load(entry + 5, mask=mask, other=0)
-    return tl.load(lse_base + at, mask=mask, other=float("-inf"))
+def _load_rows(base, entry, segment, row, held, d, D: tl.constexpr):
+    """The (rows, D) values of a level; 0 where it holds none."""
+    # Distances are in units of 8 elements, which tells the compiler that a thread may load 16 bytes at once.
+    at = _distance(entry, segment, row)[:, None] * 8 + d[None, :]
+    return tl.load(base + at, mask=held[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -73,25 +70,24 @@ def _merge_kernel(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
     inside = n < seq_len
+    known = tl.minimum(n, seq_len - 1)
     top = tl.full((BLOCK_N,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_N,), tl.float32)
-    for level in tl.static_range(LEVELS):
-        entry, segment, row = _locate(n, head, level, levels, table, 6)
-        mask = inside & (tl.load(entry, mask=inside, other=NOWHERE) != NOWHERE)
-        level_lse = _level_lse(lse, entry, segment, row, mask)
-        higher = tl.maximum(top, level_lse)
-        finite = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * tl.exp(top - finite) + tl.exp(level_lse - finite)
-        top = higher
-    seen = total > 0
-    merged = tl.where(seen, top + tl.log(tl.where(seen, total, 1.0)), float("-inf"))
     sums = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     for level in tl.static_range(LEVELS):
-        entry, segment, row = _locate(n, head, level, levels, table, 6)
-        mask = inside & (tl.load(entry, mask=inside, other=NOWHERE) != NOWHERE)
-        level_lse = _level_lse(lse, entry, segment, row, mask)
-        weight = tl.where(mask, tl.exp(level_lse - tl.where(seen, merged, 0.0)), 0.0)
-        sums += weight[:, None] * _load_rows(out, entry, segment, row, mask, d, D)
+        entry, segment, row = _locate(known, head, level, levels, table, 6)
+        held = tl.load(entry) != NOWHERE
+        level_lse = tl.load(lse + _distance(entry + 3, segment, row), mask=held, other=float("-inf"))
+        higher = tl.maximum(top, level_lse)
+        finite = tl.where(higher == float("-inf"), 0.0, higher)
+        fading, weight = tl.exp(top - finite), tl.exp(level_lse - finite)
+        total = total * fading + weight
+        sums = sums * fading[:, None] + weight[:, None] * _load_rows(out, entry, segment, row, held, d, D)
+        top = higher
+    seen = total > 0
+    total = tl.where(seen, total, 1.0)
+    merged = tl.where(seen, top + tl.log(total), float("-inf"))
+    sums = sums / total[:, None]
     target = out + n[:, None].to(tl.int64) * stride_n + head * D + d[None, :]
     tl.store(target, sums.to(out.dtype.element_ty), mask=inside[:, None] & (d < D)[None, :])
     tl.store(lse + n.to(tl.int64) * lse_stride_n + head, merged, mask=inside)
@@ -106,11 +102,12 @@ def _sum_kernel(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
     inside = n < seq_len
+    known = tl.minimum(n, seq_len - 1)
     sums = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     for level in tl.static_range(LEVELS):
-        entry, segment, row = _locate(n, head, level, levels, table, 3)
-        mask = inside & (tl.load(entry, mask=inside, other=NOWHERE) != NOWHERE)
-        sums += _load_rows(out, entry, segment, row, mask, d, D)
+        entry, segment, row = _locate(known, head, level, levels, table, 3)
+        held = tl.load(entry) != NOWHERE
+        sums += _load_rows(out, entry, segment, row, held, d, D)
     target = out + n[:, None].to(tl.int64) * stride_n + head * D + d[None, :]
     tl.store(target, sums.to(out.dtype.element_ty), mask=inside[:, None] & (d < D)[None, :])
 
@@ -126,7 +123,7 @@ def merge_levels(
     seq_len, num_heads, head_dim = out_NHD.shape
     layout = _layout(pattern, tuple(tiles), seq_len, num_heads, keys=False)
     outs, lses = [out for out, _ in results], [lse for _, lse in results]
-    table = np.concatenate((layout.entries(out_NHD, outs), layout.entries(lse_NH, lses)), axis=1)
+    table = np.concatenate((layout.entries(out_NHD, outs, unit=8), layout.entries(lse_NH, lses, unit=1)), axis=1)
     _merge_kernel[(triton.cdiv(seq_len, BLOCK_N), num_heads)](
         out_NHD, lse_NH, layout.levels_on(out_NHD.device), _to_device(table, out_NHD.device), seq_len,
         out_NHD.stride(0), lse_NH.stride(0),
@@ -141,7 +138,7 @@ def sum_levels(
     """Writes the sum over levels of the tiles' gradients, each (S, L, heads, D): of keys or of queries."""
     seq_len, num_heads, head_dim = out_NHD.shape
     layout = _layout(pattern, tuple(tiles), seq_len, num_heads, keys)
-    table = layout.entries(out_NHD, parts)
+    table = layout.entries(out_NHD, parts, unit=8)
     _sum_kernel[(triton.cdiv(seq_len, BLOCK_N), num_heads)](
         out_NHD, layout.levels_on(out_NHD.device), _to_device(table, out_NHD.device), seq_len, out_NHD.stride(0),
         LEVELS=len(pattern.levels), D=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_N=BLOCK_N,
@@ -176,10 +173,10 @@ class _Layout:
                 assert self.tile_of[entry] < 0, "an element of the output would have two rows at one level"
                 self.tile_of[entry], self.head_of[entry] = index, place
 
-    def entries(self, base: Tensor, parts: Sequence[Tensor]) -> np.ndarray:
-        """(entries, 3): distance from the base pointer, stride of segments, stride of rows, in elements."""
-        size, origin = base.element_size(), base.data_ptr()
-        numbers = [((x.data_ptr() - origin) // size, x.stride(0), x.stride(1), x.stride(2)) for x in parts]
+    def entries(self, base: Tensor, parts: Sequence[Tensor], unit: int) -> np.ndarray:
+        """(entries, 3): distance from the base pointer, stride of segments, stride of rows, in ``unit`` elements."""
+        size, origin = base.element_size() * unit, base.data_ptr()
+        numbers = [((x.data_ptr() - origin) // size, *(stride // unit for stride in x.stride()[:3])) for x in parts]
         numbers_by_tile = np.array([*numbers, (NOWHERE, 0, 0, 0)], dtype=np.int64)
         table = numbers_by_tile[self.tile_of, :3]
         table[:, 0] += numbers_by_tile[self.tile_of, 3] * self.head_of

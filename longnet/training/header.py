@@ -1,0 +1,53 @@
+"""What a job is about to do, in a few lines."""
+
+from __future__ import annotations
+
+import torch
+
+from longnet.model import LongNetForCausalLM
+
+from .environment import cpu_model
+from .progress import quantity
+from .session import Session
+
+
+def describe_session(session: Session) -> dict[str, str]:
+    """The facts for the header, by name."""
+    data, model, trainer = session.data, session.module.model, session.job.trainer
+    shape, context = model.config, data.corpus.train.context_length
+    rows = data.batch_size * data.accumulate * data.world_size
+    epochs = trainer.max_steps * rows / data.train_rows
+    train, held_out = (data.corpus.num_bytes[side] / 1e6 for side in ("train", "validation"))
+    resumed = f", going on from step {session.start_step:,}" if session.start_step else ""
+    return {
+        "run": f"{session.run.path}{resumed}",
+        "device": _device(session),
+        "model": f"{quantity(model.num_parameters())} parameters, {shape.num_hidden_layers} layers of "
+        f"{shape.hidden_size}, {shape.num_attention_heads} heads",
+        "attention": _attention(model),
+        "data": f"{data.corpus.source}, {train:.1f} MB to train, {held_out:.1f} MB held out",
+        "step": f"{rows} rows of {context:,} tokens = {rows * context:,}",
+        "steps": f"{trainer.max_steps:,}, {quantity(trainer.max_steps * rows * context)} tokens, {epochs:.2g} epochs",
+    }
+
+
+def _device(session: Session) -> str:
+    placement = session.placement
+    if placement.accelerator == "cuda":
+        name = torch.cuda.get_device_name()
+    elif placement.accelerator == "mps":
+        name = "Apple GPU"
+    else:
+        threads = torch.get_num_threads()
+        name = f"CPU {cpu_model()}, {threads} thread{'s' if threads > 1 else ''}"
+    count = f"{session.data.world_size} x " if session.data.world_size > 1 else ""
+    return f"{count}{name}, {placement.precision_name}{', compiled' if placement.compile else ''}"
+
+
+def _attention(model: LongNetForCausalLM) -> str:
+    # The specs are cycled over the depth, so the first layers have one of each.
+    blocks = []
+    for spec, layer in zip(model.config.attention or [], model.model.layers, strict=False):
+        details = "" if spec["name"] == "dense" else layer.self_attn.block.extra_repr()
+        blocks.append(f"{spec['name']} {details}".rstrip())
+    return "; ".join(blocks)

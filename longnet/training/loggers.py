@@ -1,0 +1,120 @@
+"""Where metrics go besides the screen: `metrics.csv` always, wandb and tensorboard by choice."""
+
+from __future__ import annotations
+
+import netrc
+import os
+import secrets
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlparse
+
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers.logger import Logger
+
+from longnet.config.machine import is_first_process
+from longnet.config.schema import LoggerConfig
+
+from .metrics import MetricsFile
+from .rundir import RunDirectory
+
+WandbMode = Literal["online", "offline", "disabled"]
+
+# Seconds to wait for wandb's server; a machine without a network must not be held up.
+_TIMEOUT = 3.0
+
+
+def build_loggers(config: LoggerConfig, run: RunDirectory) -> list[Logger]:
+    """The loggers of a run, all of which keep their files inside its directory; only the first process has them all."""
+    loggers: list[Logger] = [MetricsFile(run.metrics)]
+    if not is_first_process():
+        return loggers
+    if config.tensorboard:
+        loggers.append(TensorBoardLogger(save_dir=run.path, name=None, version="tensorboard"))
+    if config.wandb:
+        loggers.append(_wandb(config, run))
+    return loggers
+
+
+def log_config(loggers: list[Logger], config: dict[str, Any]) -> None:
+    """Gives the resolved config to the loggers that keep one."""
+    for logger in loggers:
+        logger.log_hyperparams(config)
+
+
+def close_loggers(loggers: list[Logger]) -> None:
+    """Ends what outlives a trainer: the next job of a sweep, in the same process, begins its own wandb run."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            logger.experiment.finish()
+
+
+def wandb_mode(environ: dict[str, str] | None = None) -> WandbMode:
+    """How to run wandb: "online" only where it need not ask nor wait, with a key set and a server that answers."""
+    environ = dict(os.environ) if environ is None else environ
+    asked = environ.get("WANDB_MODE", "")
+    if asked == "disabled":
+        return "disabled"
+    if asked in ("offline", "dryrun"):
+        return "offline"
+    server = environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    return "online" if _has_key(environ, server) and _answers(server) else "offline"
+
+
+def _wandb(config: LoggerConfig, run: RunDirectory) -> WandbLogger:
+    import wandb
+
+    os.environ.setdefault("WANDB_SILENT", "true")
+    mode = wandb_mode()
+
+    def begin(mode: WandbMode) -> Any:
+        return wandb.init(
+            project=config.wandb_project,
+            name=run.name,
+            id=_run_id(run.path / "wandb_id.txt"),
+            resume="allow",
+            dir=run.path,
+            mode=mode,
+            # Console capture would fight with the live progress bar.
+            settings=wandb.Settings(console="off", init_timeout=30),
+        )
+
+    try:
+        experiment = begin(mode)
+    except wandb.Error:
+        if mode != "online":
+            raise
+        # The server answers but does not take the run; it can be sent later by `wandb sync`.
+        experiment = begin("offline")
+    experiment.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+    return WandbLogger(experiment=experiment, save_dir=run.path)
+
+
+def _run_id(path: Path) -> str:
+    # Kept in the run's directory, so that a resumed run draws on in the same chart.
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(secrets.token_hex(4))
+    return path.read_text().strip()
+
+
+def _has_key(environ: dict[str, str], server: str) -> bool:
+    if environ.get("WANDB_API_KEY"):
+        return True
+    file = environ.get("NETRC") or os.path.expanduser("~/.netrc")
+    try:
+        return netrc.netrc(file).authenticators(urlparse(server).hostname or "") is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def _answers(server: str) -> bool:
+    try:
+        urllib.request.urlopen(server, timeout=_TIMEOUT).close()
+    except urllib.error.HTTPError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return True

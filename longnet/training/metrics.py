@@ -1,0 +1,87 @@
+"""`metrics.csv`: one row a logged step, the same columns from the first row to the last, whatever restarts between."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+COLUMNS = (
+    "step",
+    "tokens",
+    "train/loss",
+    "val/loss",
+    "val/perplexity",
+    "val/bits_per_byte",
+    "learning_rate",
+    "gradient_norm",
+    "tokens_per_second",
+    "mfu",
+    "peak_memory_gib",
+    "seconds",
+)
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """The rows of a metrics file, each with the values it has; a row cut off by a crash is left out."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        header, *lines = list(csv.reader(file)) or [[]]
+    rows = []
+    for line in lines:
+        if len(line) == len(header):
+            rows.append({name: float(value) for name, value in zip(header, line, strict=True) if value})
+    return rows
+
+
+class MetricsFile(Logger):
+    """Appends rows to a CSV file; every row is on disk when the call returns."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        return "csv"
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @rank_zero_only
+    def rewind(self, step: int) -> None:
+        """Keeps the rows up to ``step``: what a run logged after the checkpoint it goes on from will come again."""
+        if self.path.exists():
+            self._write([row for row in read_metrics(self.path) if row["step"] <= step])
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        if unknown := set(metrics) - set(COLUMNS):
+            raise ValueError(f"metrics {sorted(unknown)} have no column in {self.path.name}: add them to COLUMNS")
+        if not self.path.exists():
+            self._write([])
+        with self.path.open("a", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerow(_cells({**metrics, "step": step}))
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing to do: the run directory holds the config."""
+
+    def _write(self, rows: list[dict[str, float]]) -> None:
+        temporary = self.path.with_suffix(".tmp")
+        with temporary.open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(COLUMNS)
+            writer.writerows(_cells(row) for row in rows)
+        os.replace(temporary, self.path)
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    integers = ("step", "tokens")
+    return ["" if row.get(name) is None else repr((int if name in integers else float)(row[name])) for name in COLUMNS]

@@ -1,0 +1,163 @@
+"""The training and validation steps.
+
+A batch holds the rows of one whole optimiser step for this process, so the number of tokens in the step is known
+before its first backward pass. That makes the loss the exact mean over the step's tokens, however they are spread over
+micro-batches and processes, and ``global_step`` the number of optimiser steps.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.strategies import ParallelStrategy
+from torch import Tensor
+
+from longnet.config.schema import OptimConfig
+from longnet.model import LongNetForCausalLM
+
+from .loss import LossSums, linear_cross_entropy
+from .optim import build_optimizer
+from .schedule import build_schedule
+
+IGNORE_INDEX = -100
+
+
+class LongNetModule(LightningModule):
+    """Trains a LongNet by the mean loss over the tokens of a step.
+
+    Args:
+        model: the language model.
+        optim: the optimiser, its schedule and the loss's own terms.
+        max_steps: the length of the run, for the schedule.
+        micro_batch_size: rows per forward pass; a batch is a whole number of these.
+        seed: with the step and the process's rank it fixes dropout, so a resumed run needs no random state.
+    """
+
+    tokens_seen: Tensor
+    window_nll: Tensor
+    window_tokens: Tensor
+
+    def __init__(
+        self, model: LongNetForCausalLM, optim: OptimConfig, max_steps: int, micro_batch_size: int, seed: int
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.model = model
+        self.optim = optim
+        self.micro_batch_size = micro_batch_size
+        self.seed = seed
+        self.gradient_norm = torch.zeros(())
+        self._validation_sums = torch.zeros(2)
+        self._max_steps = max_steps
+        self._schedule = build_schedule(
+            optim.schedule, max_steps, optim.warmup_steps, optim.min_lr_ratio, optim.decay_fraction, optim.power
+        )
+        # Sums over all processes, saved with the weights: a resumed run logs what an unbroken one would.
+        self.register_buffer("tokens_seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("window_nll", torch.zeros(()))
+        self.register_buffer("window_tokens", torch.zeros((), dtype=torch.int64))
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the step about to be taken."""
+        return self.optim.lr * self._schedule(self.global_step)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        # A fused step would unscale fp16 gradients by itself, after they were to be clipped.
+        fused = getattr(self.trainer.precision_plugin, "scaler", None) is None
+        beta1, beta2 = self.optim.betas
+        return build_optimizer(
+            self.model, self.optim.lr, (beta1, beta2), self.optim.eps, self.optim.weight_decay, fused
+        )
+
+    def training_step(self, batch: dict[str, Tensor]) -> None:
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, LightningOptimizer)
+        for group in optimizer.param_groups:
+            group["lr"] = self.learning_rate
+        self._seed_step()
+        optimizer.zero_grad()
+
+        tokens = self._sum_over_processes((batch["labels"] != IGNORE_INDEX).sum())
+        # The strategy averages gradients over the processes; the loss is a mean over all their tokens.
+        scale = self.trainer.world_size / tokens.clamp(min=1)
+        nll = torch.zeros((), device=self.device)
+        micro_batches = self._micro_batches(batch)
+        for index, micro_batch in enumerate(micro_batches):
+            sums = self._loss_sums(micro_batch)
+            # Backward is not to run under autocast: it takes its dtypes from the forward pass.
+            with self._gradient_sync(index == len(micro_batches) - 1), torch.autocast(self.device.type, enabled=False):
+                self.manual_backward(sums.loss * scale)
+            nll += sums.nll.detach()
+        optimizer.step()
+
+        self.window_nll += self._sum_over_processes(nll)
+        self.window_tokens += tokens
+        self.tokens_seen += tokens
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        # Here the gradients are unscaled and summed over the processes.
+        limit = self.optim.gradient_clip or math.inf
+        self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        # Asking to stop makes Lightning validate, so that every run ends with a validation of its final weights.
+        self.trainer.should_stop |= self.global_step >= self._max_steps
+
+    def take_window(self) -> float:
+        """The mean loss over the tokens since the last call."""
+        mean = (self.window_nll / self.window_tokens.clamp(min=1)).item()
+        self.window_nll.zero_()
+        self.window_tokens.zero_()
+        return mean
+
+    def on_validation_epoch_start(self) -> None:
+        self._validation_sums = torch.zeros(2, device=self.device)
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        sums = self._loss_sums(batch)
+        self._validation_sums += torch.stack([sums.nll, sums.tokens.to(sums.nll.dtype)])
+
+    def on_validation_epoch_end(self) -> None:
+        nll, tokens = self._sum_over_processes(self._validation_sums)
+        loss = nll / tokens.clamp(min=1)
+        metrics = {"val/loss": loss, "val/perplexity": loss.exp()}
+        # How many bytes the tokens stand for is the data's to know; other data modules need not.
+        if num_bytes := getattr(getattr(self.trainer, "datamodule", None), "validation_bytes", 0):
+            metrics["val/bits_per_byte"] = nll / math.log(2) / num_bytes
+        self.log_dict(metrics, logger=False)
+
+    def _micro_batches(self, batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        parts = [tensor.split(self.micro_batch_size) for tensor in batch.values()]
+        return [dict(zip(batch, tensors, strict=True)) for tensors in zip(*parts, strict=True)]
+
+    def _loss_sums(self, batch: dict[str, Tensor]) -> LossSums:
+        hidden = self.model.model(batch["input_ids"])
+        return linear_cross_entropy(
+            hidden.flatten(0, 1),
+            self.model.lm_head.weight,
+            batch["labels"].flatten(),
+            ignore_index=IGNORE_INDEX,
+            z_loss=self.optim.z_loss,
+        )
+
+    def _gradient_sync(self, wanted: bool) -> AbstractContextManager[Any]:
+        strategy = self.trainer.strategy
+        if wanted or not isinstance(strategy, ParallelStrategy):
+            return nullcontext()
+        return strategy.block_backward_sync()
+
+    def _sum_over_processes(self, tensor: Tensor) -> Tensor:
+        summed = self.trainer.strategy.reduce(tensor, reduce_op="sum")
+        assert isinstance(summed, Tensor)
+        return summed
+
+    def _seed_step(self) -> None:
+        words = np.random.SeedSequence([self.seed, self.global_step, self.global_rank]).generate_state(1, np.uint64)
+        torch.manual_seed(int(words[0]))

@@ -1,0 +1,111 @@
+"""Measures a run and writes a row of metrics for each logged step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+
+from longnet.config.errors import JobError
+
+from .metrics import MetricsFile
+from .module import LongNetModule
+from .steps import StepCallback
+from .throughput import TrainingClock, measure_matmul_rate, peak_memory_gib, reset_peak_memory
+
+Listener = Callable[[int, Mapping[str, float]], None]
+
+
+class Recorder(StepCallback):
+    """Every ``log_every`` steps, and after every validation, gives one row to the loggers and the listeners.
+
+    Args:
+        log_every: steps between rows.
+        flops_per_token: model FLOPs of a token, forward and backward.
+        matmul_dtype: the number format whose matrix products the model's are compared with.
+        clock: counts the time in training.
+        listeners: called with (step, row) besides the loggers, for example to show the row.
+    """
+
+    def __init__(
+        self,
+        log_every: int,
+        flops_per_token: float,
+        matmul_dtype: torch.dtype,
+        clock: TrainingClock,
+        listeners: Sequence[Listener] = (),
+    ) -> None:
+        super().__init__()
+        self.log_every = log_every
+        self.flops_per_token = flops_per_token
+        self.matmul_dtype = matmul_dtype
+        self.listeners = listeners
+        self._clock = clock
+        self._lap_tokens = 0
+        self._matmul_rate = math.inf
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, LongNetModule)
+        started_from = trainer.strategy.broadcast(trainer.global_step)
+        if started_from != trainer.global_step:
+            raise JobError(
+                f"process {trainer.global_rank} starts from step {trainer.global_step} and process 0 from "
+                f"{started_from}: run.root must be a directory that all processes see"
+            )
+        for logger in trainer.loggers:
+            if isinstance(logger, MetricsFile):
+                logger.rewind(trainer.global_step)
+        reset_peak_memory(pl_module.device)
+        self._matmul_rate = measure_matmul_rate(pl_module.device, self.matmul_dtype)
+        self._lap_tokens = int(pl_module.tokens_seen)
+        self._clock.start()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._clock.stop(pl_module.device)
+
+    def on_step_end(self, trainer: Trainer, module: LightningModule, validated: bool) -> None:
+        assert isinstance(module, LongNetModule)
+        step = trainer.global_step
+        row = {}
+        if step % self.log_every == 0 or step >= trainer.max_steps:
+            row = self._training_row(trainer, module)
+        if validated:
+            row |= {name: value.item() for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
+        if row:
+            row |= {"tokens": int(module.tokens_seen), "seconds": self._clock.total}
+            self._emit(trainer, step, row)
+        self._clock.start()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": self._clock.total}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._clock.total = state_dict["seconds"]
+
+    def _training_row(self, trainer: Trainer, module: LongNetModule) -> dict[str, float]:
+        loss = module.take_window()
+        if not math.isfinite(loss):
+            raise JobError(
+                f"the loss is {loss} at step {trainer.global_step}: lower optim.lr={module.optim.lr:g}, lengthen "
+                f"optim.warmup_steps={module.optim.warmup_steps}, or try trainer.precision=fp32"
+            )
+        tokens = int(module.tokens_seen)
+        rate = (tokens - self._lap_tokens) / max(self._clock.lap(module.device), 1e-9)
+        self._lap_tokens = tokens
+        return {
+            "train/loss": loss,
+            "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
+            "gradient_norm": float(module.gradient_norm),
+            "tokens_per_second": rate,
+            "mfu": rate * self.flops_per_token / (self._matmul_rate * trainer.world_size),
+            "peak_memory_gib": peak_memory_gib(module.device),
+        }
+
+    def _emit(self, trainer: Trainer, step: int, row: dict[str, float]) -> None:
+        for logger in trainer.loggers:
+            logger.log_metrics(row, step)
+        for listener in self.listeners:
+            listener(step, row)

@@ -1,0 +1,230 @@
+"""A training job from a checked config to a finished run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import torch
+from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.profilers import SimpleProfiler
+from lightning.pytorch.strategies import DDPStrategy
+from rich.console import Console
+
+from longnet.config import resolve_attention
+from longnet.config.machine import is_first_process
+from longnet.config.schema import JobConfig
+from longnet.data import Corpus, build_corpus
+from longnet.evaluation.baselines import measure_baselines
+from longnet.model import LongNetConfig, LongNetForCausalLM
+
+from . import activation_checkpointing
+from .checkpoints import AtomicCheckpointIO, Checkpoints, checkpoint_step
+from .datamodule import TextDataModule
+from .environment import describe_environment
+from .header import describe_session
+from .interrupt import SaveOnInterrupt
+from .loggers import build_loggers, close_loggers, log_config
+from .metrics import read_metrics
+from .module import LongNetModule
+from .placement import place
+from .progress import build_progress, show_header
+from .quiet import quiet_libraries
+from .recorder import Recorder
+from .report import generate_sample, plot_loss, show_summary
+from .rundir import RunDirectory
+from .session import Session
+from .throughput import TrainingClock, training_flops_per_token
+
+
+def train(job: JobConfig) -> None:
+    """Trains a model as ``job`` says, or goes on with the run of that name, and reports on it.
+
+    Every process of a distributed job calls this; the first one owns the run's directory and the screen.
+
+    Raises:
+        ValueError: for what the user can mend, with what to change. Unless the run had begun, nothing is left behind.
+    """
+    quiet_libraries()
+    session = build_session(job)
+    run, console = session.run, session.console
+    first = is_first_process()
+    if session.checkpoint and session.start_step >= job.trainer.max_steps:
+        if first:
+            show_finished(session)
+        return
+
+    if job.callbacks.progress != "none":
+        show_header(console, "LongNet", describe_session(session))
+    try:
+        if first:
+            run.open(job, describe_environment() | {"data": session.data.corpus.facts()})
+        fit(session)
+        if first:
+            finish(session)
+    except BaseException as error:
+        run.close(failed=True)
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            step = checkpoint_step(run.last) if run.last.exists() else 0
+            console.print(f"stopped; the same command goes on from step {step}")
+        raise
+    run.close()
+
+
+def build_session(job: JobConfig) -> Session:
+    """Builds everything the job needs, the cheap and likely refusals first. Writes nothing."""
+    first = is_first_process()
+    placement = place(job.trainer)
+    run = RunDirectory(job.run.root, job.run.name)
+    if first:
+        run.check_writable()
+    checkpoint = run.find_start(job) if first else run.checkpoint_for(job.resume)
+    start_step = checkpoint_step(checkpoint) if checkpoint else 0
+
+    if placement.accelerator == "cuda":
+        torch.set_float32_matmul_precision("high")
+    seed_everything(job.seed, verbose=False)
+    corpus = build_corpus(
+        job.data.source,
+        context_length=job.data.context_length,
+        validation_fraction=job.data.validation_fraction,
+        path=job.data.path,
+        tokenizer=job.data.tokenizer,
+    )
+    if checkpoint and first:
+        run.check_same_data(checkpoint, corpus.fingerprint)
+    module = build_module(job, corpus)
+    if placement.compile:
+        # The jobs of a sweep share a process; what one has compiled must not use up the next one's share.
+        torch.compiler.reset()
+        for layer in module.model.model.layers:
+            layer.compile()
+    data = TextDataModule(
+        corpus,
+        batch_size=job.data.batch_size,
+        accumulate=job.trainer.accumulate,
+        seed=job.seed,
+        num_workers=job.data.num_workers,
+        val_batches=job.trainer.val_batches,
+        overfit_batches=job.trainer.overfit_batches,
+        world_size=job.trainer.devices * job.trainer.num_nodes,
+    )
+    return Session(job, placement, run, Console(quiet=not first), module, data, checkpoint, start_step)
+
+
+def build_module(job: JobConfig, corpus: Corpus) -> LongNetModule:
+    """The model, freshly initialised, and how it is trained."""
+    shape = asdict(job.model)
+    shape["vocab_size"] = job.model.vocab_size or corpus.vocab_size
+    config = LongNetConfig(
+        **shape,
+        attention=resolve_attention(job),
+        max_position_embeddings=job.data.context_length,
+        pad_token_id=corpus.tokenizer.pad_id,
+        eos_token_id=corpus.tokenizer.eos_id,
+    )
+    model = LongNetForCausalLM(config)
+    recompute = job.trainer.activation_checkpointing
+    activation_checkpointing.apply(model, recompute.kind, recompute.every)
+    return LongNetModule(model, job.optim, job.trainer.max_steps, job.data.batch_size, job.seed)
+
+
+def fit(session: Session) -> None:
+    """Trains to the last step."""
+    job, run, module, console = session.job, session.run, session.module, session.console
+    earlier = [row for row in read_metrics(run.metrics) if row["step"] <= session.start_step]
+    best = min((row["val/loss"] for row in earlier if "val/loss" in row), default=float("inf"))
+    progress = build_progress(job.callbacks.progress, console, best)
+    clock = TrainingClock()
+    # The order matters: a step is recorded before it is saved, so a resumed run finds its row.
+    callbacks: list[Callback] = [
+        *([progress] if progress else []),
+        Recorder(
+            job.trainer.log_every,
+            training_flops_per_token(module.model, job.data.context_length),
+            session.placement.matmul_dtype,
+            clock,
+            listeners=[progress.on_row] if progress else [],
+        ),
+        Checkpoints(run.last, run.best, job.callbacks.save_every, clock),
+        SaveOnInterrupt(run.last, console),
+    ]
+    profiler = SimpleProfiler() if job.trainer.profiler == "simple" else None
+    loggers = build_loggers(job.logger, run)
+    try:
+        log_config(loggers, asdict(job))
+        trainer = build_trainer(session, callbacks, loggers, profiler)
+        trainer.fit(module, datamodule=session.data, ckpt_path=session.checkpoint, weights_only=True)
+    finally:
+        close_loggers(loggers)
+    if profiler is not None:
+        console.print(profiler.summary(), highlight=False, soft_wrap=True)
+
+
+def build_trainer(
+    session: Session, callbacks: Sequence[Callback], loggers: Sequence[Logger], profiler: SimpleProfiler | None
+) -> Trainer:
+    """Lightning's trainer, with everything it would add of its own turned off."""
+    trainer = session.job.trainer
+    distributed = trainer.devices * trainer.num_nodes > 1
+    return Trainer(
+        accelerator=session.placement.accelerator,
+        devices=trainer.devices,
+        num_nodes=trainer.num_nodes,
+        strategy=DDPStrategy(gradient_as_bucket_view=True) if distributed else "auto",
+        precision=session.placement.precision,
+        max_steps=trainer.max_steps,
+        val_check_interval=trainer.val_every,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        callbacks=list(callbacks),
+        logger=list(loggers),
+        plugins=[AtomicCheckpointIO()],
+        default_root_dir=session.run.path,
+        profiler=profiler,
+        # Rows are dealt out by step and rank; Lightning's sampler would deal them out again.
+        use_distributed_sampler=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+
+def finish(session: Session) -> None:
+    """Leaves the weights, the plot and a sample in the run's directory, and shows how it went."""
+    run, options, corpus, model = session.run, session.job.callbacks, session.data.corpus, session.module.model
+    model.save_pretrained(run.model)
+    corpus.tokenizer.to_transformers(corpus.train.context_length).save_pretrained(run.model)
+
+    baselines = sample = None
+    if options.summary:
+        baselines = measure_baselines(session.data.validation_content(), corpus.content("train"))
+    if options.plot:
+        plot_loss(run.metrics, run.plot, run.name, baselines)
+    if not options.summary:
+        return
+    if options.sample_tokens:
+        session.module.to(session.placement.accelerator)
+        # Each new token is another length: compiling for it would take longer than computing it.
+        with torch.compiler.set_stance("force_eager"):
+            sample = generate_sample(
+                model, corpus.tokenizer, options.sample_prompt, options.sample_tokens, session.job.seed
+            )
+        run.sample.write_text(sample)
+    show_summary(session.console, run, baselines, sample)
+
+
+def show_finished(session: Session) -> None:
+    """Says that nothing is left to train, and shows again how the run went."""
+    run, checkpoint, limit = session.run, session.checkpoint, session.job.trainer.max_steps
+    assert checkpoint is not None
+    message = (
+        f"{checkpoint} is at step {session.start_step} of trainer.max_steps={limit}: nothing is left to train; raise "
+        "trainer.max_steps to go on"
+    )
+    if not run.config.exists():
+        raise ValueError(message)
+    session.console.print(message, soft_wrap=True, highlight=False)
+    session.module.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"])
+    finish(session)
