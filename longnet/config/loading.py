@@ -64,5 +64,15 @@ def _share(fraction: Any, of: Any, most: Any = math.inf) -> int:
     return int(min(fraction * of, most)) if numbers else 0
 
 
+def _ratio(above: Any, below: Any) -> float:
+    # As above: what is not a number is reported where it stands.
+    try:
+        return float(above) / float(below)
+    except (TypeError, ValueError, ZeroDivisionError):
+        return 0.0
+
+
 # ${share:0.1,${trainer.max_steps},100}: a tenth of the steps, but at most 100.
+# ${ratio:0.4,${model.hidden_size}}: a quotient.
 OmegaConf.register_new_resolver("share", _share, replace=True)
+OmegaConf.register_new_resolver("ratio", _ratio, replace=True)
