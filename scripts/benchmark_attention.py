@@ -155,10 +155,11 @@ def run(options: argparse.Namespace, console: Console) -> list[Measurement]:
     console.print(f"{patterns['all']}; H={options.heads}, Hkv={kv_heads}, D={options.head_dim}, {dtype}, {device}")
     results: list[Measurement] = []
     too_slow: set[str] = set()
-    with Progress(console=console, transient=True) as progress:
+    # No thread of the progress bar's own: on a few cores it would be timed along.
+    with Progress(console=console, transient=True, auto_refresh=False) as progress:
         task = progress.add_task("measuring", total=len(options.lengths))
         for seq_len in sorted(options.lengths):
-            progress.update(task, description=f"N = {seq_len}")
+            progress.update(task, description=f"N = {seq_len}", refresh=True)
             torch.manual_seed(0)
             qkv = [
                 torch.randn(1, seq_len, heads, options.head_dim, device=device, dtype=dtype, requires_grad=True)
