@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from . import fused
 from .flash import choose_kernel
 from .levels import attend_by_levels
 from .pattern import DilationPattern
@@ -45,7 +46,8 @@ def _describe_sdpa(q: Tensor, k: Tensor, dropout_p: float) -> str:
     if dropout_p > 0.0:
         return "levels through chunked matrix products, since the flash kernels keep no dropout mask"
     kernel = choose_kernel(q, k)
-    return f"levels through the {kernel.name} kernel, the fastest here for {q.dtype} on {q.device.type}"
+    folded = ", folded in one pass" if fused.unsupported(q) is None else ""
+    return f"levels through the {kernel.name} kernel, the fastest here for {q.dtype} on {q.device.type}{folded}"
 
 
 # In the order in which `auto` tries them.
