@@ -78,6 +78,9 @@ class MaskedAttention(nn.Module):
 class WindowMask:
     window: int
 
+    def __str__(self) -> str:
+        return f"window {self.window}"
+
     def sees(self, n: Tensor, m: Tensor) -> Tensor:
         return (m <= n) & (n - m < self.window)
 
@@ -95,6 +98,12 @@ class BlockSparseMask:
     local_blocks: int
     stride: int
     global_blocks: int
+
+    def __str__(self) -> str:
+        return (
+            f"blocks of {self.block_size}: {self.local_blocks} latest, every {self.stride}th back, "
+            f"{self.global_blocks} first"
+        )
 
     def sees(self, n: Tensor, m: Tensor) -> Tensor:
         query_block, key_block = n // self.block_size, m // self.block_size

@@ -26,7 +26,7 @@ def describe_session(session: Session) -> dict[str, str]:
         f"{shape.hidden_size}, {shape.num_attention_heads} heads",
         "attention": _attention(model),
         "data": f"{data.corpus.source}, {train:.1f} MB to train, {held_out:.1f} MB held out",
-        "step": f"{rows} rows of {context:,} tokens = {rows * context:,}",
+        "step": f"{rows} row{'s' if rows > 1 else ''} of {context:,} tokens = {rows * context:,}",
         "steps": f"{trainer.max_steps:,}, {quantity(trainer.max_steps * rows * context)} tokens, {epochs:.2g} epochs",
     }
 
