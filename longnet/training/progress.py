@@ -64,7 +64,7 @@ class PlainProgress(Callback):
         self._first = self._first or (self._step, time.monotonic())
 
     def eta(self) -> str:
-        """The time left at the mean pace of this session, validations included."""
+        """The time left at the mean pace since the start, validations included."""
         if self._first is None or self._step <= self._first[0]:
             return "-"
         first_step, first_time = self._first
