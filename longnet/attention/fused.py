@@ -14,7 +14,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from .flash import choose_kernel
+from .flash import CudaFlash, choose_kernel
 from .pattern import DilationPattern
 from .tiles import chunks, tiles
 
@@ -30,10 +30,9 @@ def _has_triton() -> bool:
 
 def unsupported(q: Tensor) -> str | None:
     """Why the levels of these tensors cannot be folded in one pass; None when they can."""
-    if not q.is_cuda:
-        return f"needs a CUDA tensor, got {q.device.type}"
-    if q.dtype not in (torch.float16, torch.bfloat16) or q.shape[3] % 8 or q.shape[3] > 256:
-        return "needs half precision and a head dimension that is a multiple of 8 up to 256"
+    # What FlashAttention serves, every tile can be computed in, and comes back in q's own dtype.
+    if reason := CudaFlash().unsupported(q, q):
+        return reason
     return None if _has_triton() else "needs Triton, which is not installed"
 
 
