@@ -51,7 +51,7 @@ class CpuFlash:
     # costs as much as a full one (measured: 11.6 useful GFLOP/s on a core, against 26 without a mask).
     causal_block: int | None = 64
 
-    # Half precision is computed in float32: natively it measured 180 times slower, on a processor without bfloat16.
+    # Half precision is computed in float32: natively it measured 185 times slower, on a processor without bfloat16.
     @staticmethod
     def _heads_first(*tensors: Tensor) -> Iterator[Tensor]:
         dtype = torch.promote_types(tensors[0].dtype, torch.float32)

@@ -19,7 +19,7 @@ from .pattern import DilationPattern
 from .tiles import chunks, tiles
 
 # Enough rows to fill a GPU with the coarsest level of a chunk, few enough that its results stay small. On an H200 at
-# 128K tokens (H = 16, D = 64) chunks of 32K, 64K and 128K took 2.1, 1.26 and 1.22 times the limit.
+# 128K tokens (H = 16, D = 64) chunks of 32K took 15.8 ms, of 64K 14.2 ms; of 128K they gained 3 % for 0.7 GiB more.
 CHUNK = 65536
 
 

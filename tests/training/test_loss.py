@@ -217,7 +217,9 @@ def test_on_a_gpu(backend: str, dtype: torch.dtype, z_loss: float) -> None:
     options = {"z_loss": z_loss, "backend": backend}
     sums, *grads = values_and_gradients(linear_cross_entropy, hidden, weight, labels, **options)
     expected, *expected_grads = values_and_gradients(plain_loss, *exact, labels, z_loss=z_loss)
-    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype]
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
+    # The z-loss's factor is rounded with the gradient of the logits: 1.04e-2 was measured in bfloat16.
+    tolerance *= 1.5 if z_loss else 1.0
     assert distance(sums.loss, expected.loss) < tolerance
     assert distance(sums.nll, expected.nll) < tolerance
     for grad, expected_grad in zip(grads, expected_grads, strict=True):
