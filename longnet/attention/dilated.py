@@ -91,7 +91,7 @@ def dilated_attention(
         The output (B, N, H, D), and with ``return_lse`` the LSE (B, N, H) in float32 (float64 for float64 inputs).
     """
     _check_shapes(q, k, v)
-    q, k, v = _autocast(q, k, v)
+    q, k, v = autocast(q, k, v)
     _check_dtypes(q, k, v)
     _check_options(pattern, dropout_p, scale)
     documents = None if cu_seqlens is None else _check_documents(cu_seqlens, q)
@@ -130,7 +130,7 @@ def _choose_backend(backend: str, q: Tensor, k: Tensor) -> tuple[str, dict[str, 
     raise ValueError(f"no backend can do this: {refused}")
 
 
-def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs in the autocast dtype where autocast is on, as torch's own attention does it."""
     device = q.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):

@@ -66,7 +66,7 @@ def dilated_forward(
     for call in _calls(pattern, causal, (q, out, lse.unsqueeze(-1)), (k, v), cu_seqlens, dropout_p, seed):
         q_rows, out_rows, lse_rows = call.queries
         o, call_lse = call.kernel.forward(q_rows, call.keys[0], call.keys[1], call.causal, scale)
-        _merge_(out_rows, lse_rows.squeeze(-1), o, call_lse, call.first)
+        merge_(out_rows, lse_rows.squeeze(-1), o, call_lse, call.first)
     return out.to(q.dtype), lse
 
 
@@ -231,7 +231,7 @@ def _one_batch_dimension(views: list[Tensor]) -> Iterator[list[Tensor]]:
             yield [x[row] for x in views]
 
 
-def _merge_(out: Tensor, lse: Tensor, o: Tensor, level_lse: Tensor, first: bool) -> None:
+def merge_(out: Tensor, lse: Tensor, o: Tensor, level_lse: Tensor, first: bool) -> None:
     """Folds one call's rows into the running output and LSE, in place."""
     if first:
         out.copy_(o)

@@ -5,10 +5,12 @@ Importing this package makes transformers' Auto classes know the model type ``lo
 
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from .cache import LongNetCache
 from .config import LongNetConfig
 from .decoder import LongNetForCausalLM, LongNetModel
+from .reading import read, read_stream
 
-__all__ = ["LongNetConfig", "LongNetForCausalLM", "LongNetModel"]
+__all__ = ["LongNetCache", "LongNetConfig", "LongNetForCausalLM", "LongNetModel", "read", "read_stream"]
 
 AutoConfig.register("longnet", LongNetConfig, exist_ok=True)
 AutoModelForCausalLM.register(LongNetConfig, LongNetForCausalLM, exist_ok=True)

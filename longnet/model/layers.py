@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from longnet.attention import build_block
+from longnet.attention.incremental import AttentionState, Turn
 
 from .config import LongNetConfig
 from .rope import Rotation, rotate
@@ -42,18 +43,29 @@ class LongNetAttention(nn.Module):
         self.q_proj = Projection(config, hidden, inner, bias, raised=False)
         self.k_proj = Projection(config, hidden, inner_kv, bias, raised=False)
         self.v_proj = Projection(config, hidden, inner_kv, bias)
-        self.o_proj = Projection(config, inner, hidden, bias)
+        self.o_proj = Projection(config, inner, hidden, bool(config.attention_output_bias))
+        self.q_norm = build_norm(config, self.head_dim) if config.query_key_norm else nn.Identity()
+        self.k_norm = build_norm(config, self.head_dim) if config.query_key_norm else nn.Identity()
         self.sub_layernorm = build_norm(config, inner) if config.sub_layernorm else nn.Identity()
         self.block = build_block(config.block_spec(layer))
 
-    def forward(self, hidden: Tensor, rotation: Rotation, cu_seqlens: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        rotation: Rotation | None,
+        cu_seqlens: Tensor | None = None,
+        past: tuple[AttentionState, Turn] | None = None,
+    ) -> Tensor:
         q, k, v = (
             projection(hidden).unflatten(-1, (-1, self.head_dim))
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q = rotate(q, rotation.query_cos, rotation.query_sin)
-        k = rotate(k, rotation.key_cos, rotation.key_sin)
-        out: Tensor = self.o_proj(self.sub_layernorm(self.block(q, k, v, cu_seqlens).flatten(-2)))
+        q, k = self.q_norm(q), self.k_norm(k)
+        if rotation is not None:
+            q = rotate(q, rotation.query_cos, rotation.query_sin)
+            k = rotate(k, rotation.key_cos, rotation.key_sin)
+        attended = self.block(q, k, v, cu_seqlens) if past is None else past[0].attend(q, k, v, past[1])
+        out: Tensor = self.o_proj(self.sub_layernorm(attended.flatten(-2)))
         return out
 
 
@@ -92,11 +104,23 @@ class LongNetDecoderLayer(nn.Module):
         self.post_attention_layernorm = build_norm(config, config.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, hidden: Tensor, rotation: Rotation, cu_seqlens: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        rotation: Rotation | None,
+        cu_seqlens: Tensor | None = None,
+        past: tuple[AttentionState, Turn] | None = None,
+    ) -> Tensor:
         if self.recompute is not None and torch.is_grad_enabled():
-            return self.recompute(self._forward, hidden, rotation, cu_seqlens)
-        return self._forward(hidden, rotation, cu_seqlens)
+            return self.recompute(self._forward, hidden, rotation, cu_seqlens, past)
+        return self._forward(hidden, rotation, cu_seqlens, past)
 
-    def _forward(self, hidden: Tensor, rotation: Rotation, cu_seqlens: Tensor | None) -> Tensor:
-        hidden = hidden + self.dropout(self.self_attn(self.input_layernorm(hidden), rotation, cu_seqlens))
+    def _forward(
+        self,
+        hidden: Tensor,
+        rotation: Rotation | None,
+        cu_seqlens: Tensor | None,
+        past: tuple[AttentionState, Turn] | None,
+    ) -> Tensor:
+        hidden = hidden + self.dropout(self.self_attn(self.input_layernorm(hidden), rotation, cu_seqlens, past))
         return hidden + self.dropout(self.mlp(self.post_attention_layernorm(hidden)))
