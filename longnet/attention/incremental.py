@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -79,6 +79,16 @@ class AttentionState(ABC):
     @abstractmethod
     def _extend(self, store: Tensor, q: Tensor, k: Tensor, v: Tensor, begin: int) -> Tensor:
         """New rows (B, N, H, D) of sequences that all go on at position ``begin``."""
+
+
+class Past(NamedTuple):
+    """What a layer keeps of earlier tokens, and the tokens that are read now."""
+
+    state: AttentionState
+    turn: Turn
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.state.attend(q, k, v, self.turn)
 
 
 def open_state(block: nn.Module) -> AttentionState:

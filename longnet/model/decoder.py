@@ -11,7 +11,7 @@ from transformers import initialization as init
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from longnet.attention.incremental import Turn
+from longnet.attention.incremental import Past, Turn
 
 from .cache import LongNetCache
 from .config import LongNetConfig
@@ -82,7 +82,7 @@ class LongNetModel(LongNetPreTrainedModel):
         rotation = self.rotary_emb(hidden, position_ids)
         turned = self.config.no_rope_layers or [1] * len(self.layers)
         for number, layer in enumerate(self.layers):
-            past = None if past_key_values is None or turn is None else (past_key_values.states[number], turn)
+            past = None if past_key_values is None or turn is None else Past(past_key_values.states[number], turn)
             hidden = layer(hidden, rotation if turned[number] else None, cu_seqlens, past)
         if past_key_values is not None and turn is not None:
             past_key_values.finish(turn, seq_len)

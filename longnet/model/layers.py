@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from longnet.attention import build_block
-from longnet.attention.incremental import AttentionState, Turn
+from longnet.attention.incremental import Past
 
 from .config import LongNetConfig
 from .rope import Rotation, rotate
@@ -49,13 +49,7 @@ class LongNetAttention(nn.Module):
         self.sub_layernorm = build_norm(config, inner) if config.sub_layernorm else nn.Identity()
         self.block = build_block(config.block_spec(layer))
 
-    def forward(
-        self,
-        hidden: Tensor,
-        rotation: Rotation | None,
-        cu_seqlens: Tensor | None = None,
-        past: tuple[AttentionState, Turn] | None = None,
-    ) -> Tensor:
+    def project_in(self, hidden: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = (
             projection(hidden).unflatten(-1, (-1, self.head_dim))
             for projection in (self.q_proj, self.k_proj, self.v_proj)
@@ -64,7 +58,9 @@ class LongNetAttention(nn.Module):
         if rotation is not None:
             q = rotate(q, rotation.query_cos, rotation.query_sin)
             k = rotate(k, rotation.key_cos, rotation.key_sin)
-        attended = self.block(q, k, v, cu_seqlens) if past is None else past[0].attend(q, k, v, past[1])
+        return q, k, v
+
+    def project_out(self, attended: Tensor) -> Tensor:
         out: Tensor = self.o_proj(self.sub_layernorm(attended.flatten(-2)))
         return out
 
@@ -105,22 +101,26 @@ class LongNetDecoderLayer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self,
-        hidden: Tensor,
-        rotation: Rotation | None,
-        cu_seqlens: Tensor | None = None,
-        past: tuple[AttentionState, Turn] | None = None,
+        self, hidden: Tensor, rotation: Rotation | None, cu_seqlens: Tensor | None = None, past: Past | None = None
     ) -> Tensor:
         if self.recompute is not None and torch.is_grad_enabled():
             return self.recompute(self._forward, hidden, rotation, cu_seqlens, past)
         return self._forward(hidden, rotation, cu_seqlens, past)
 
     def _forward(
-        self,
-        hidden: Tensor,
-        rotation: Rotation | None,
-        cu_seqlens: Tensor | None,
-        past: tuple[AttentionState, Turn] | None,
+        self, hidden: Tensor, rotation: Rotation | None, cu_seqlens: Tensor | None, past: Past | None
     ) -> Tensor:
-        hidden = hidden + self.dropout(self.self_attn(self.input_layernorm(hidden), rotation, cu_seqlens, past))
+        return self.after_attention(hidden, self.attend(*self.before_attention(hidden, rotation), cu_seqlens, past))
+
+    def before_attention(self, hidden: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, in (B, N, H, D)."""
+        return self.self_attn.project_in(self.input_layernorm(hidden), rotation)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, past: Past | None = None) -> Tensor:
+        attended: Tensor = self.self_attn.block(q, k, v, cu_seqlens) if past is None else past.attend(q, k, v)
+        return attended
+
+    def after_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """The layer's output from its input and what the attention block gave."""
+        hidden = hidden + self.dropout(self.self_attn.project_out(attended))
         return hidden + self.dropout(self.mlp(self.post_attention_layernorm(hidden)))
