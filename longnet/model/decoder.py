@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -75,7 +77,9 @@ class LongNetModel(LongNetPreTrainedModel):
             assert cu_seqlens is None, "a cache holds one document a row"
             turn = past_key_values.begin(input_ids, attention_mask)
         seq_len = input_ids.shape[1]
-        self._check_length(seq_len + (max(turn.begins) if turn else 0))
+        if self.config.position_embedding == "xpos":
+            begin = max(turn.begins) if turn else 0
+            self._check_length(begin + seq_len if cu_seqlens is None else int(cu_seqlens.diff().max()))
         if position_ids is None:
             position_ids = self._positions(input_ids, cu_seqlens, turn)
         hidden: Tensor = self.embed_tokens(input_ids)
@@ -91,7 +95,7 @@ class LongNetModel(LongNetPreTrainedModel):
 
     def _check_length(self, seq_len: int) -> None:
         context = self.config.max_position_embeddings
-        if self.config.position_embedding == "xpos" and seq_len > context:
+        if seq_len > context:
             raise ValueError(
                 f"input_ids has {seq_len} positions: xPos is scaled for max_position_embeddings={context}; "
                 f"give at most that many, or set max_position_embeddings={seq_len} before the model is built"
@@ -120,6 +124,19 @@ class LongNetForCausalLM(LongNetPreTrainedModel, GenerationMixin):
         self.model = LongNetModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+    @classmethod
+    def from_hf(
+        cls,
+        path_or_model: str | os.PathLike[str] | PreTrainedModel,
+        segment_lengths: Sequence[int] | None = None,
+        dilation_rates: Sequence[int] | None = None,
+        **options: Any,
+    ) -> LongNetForCausalLM:
+        """A dense checkpoint as a LongNet; see ``longnet.model.hf.import_checkpoint`` for the options."""
+        from .hf import import_checkpoint
+
+        return import_checkpoint(path_or_model, segment_lengths, dilation_rates, **options)
 
     @can_return_tuple
     def forward(
