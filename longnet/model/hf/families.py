@@ -99,7 +99,8 @@ def family_config(ours: LongNetConfig) -> PretrainedConfig:
         "tie_word_embeddings", "initializer_range", "pad_token_id", "bos_token_id", "eos_token_id",
     ):  # fmt: skip
         fields[name] = getattr(ours, name)
-    if ours.head_dim == ours.hidden_size // ours.num_attention_heads and "head_dim" not in (ours.origin or {}):
+    if ours.origin is not None and "head_dim" not in ours.origin:
+        # Some families compute it, and would carry a stray field.
         del fields["head_dim"]
     fields["rms_norm_eps"] = ours.norm_eps
     return AutoConfig.for_model(fields.pop("model_type"), **fields)

@@ -88,7 +88,7 @@ def test_it_is_the_function_that_an_imported_model_has() -> None:
 
 
 def test_the_pattern_is_saved_with_the_model(directory: Path, tmp_path: Path) -> None:
-    model = load(directory, **{"lengths": [8, 32], "rates": [1, 2]})
+    model = load(directory, lengths=[8, 32], rates=[1, 2])
     model.save_pretrained(tmp_path / "saved")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", attn_implementation="longnet")
     assert torch.equal(again(some_tokens()).logits, model(some_tokens()).logits)
