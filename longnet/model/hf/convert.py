@@ -5,12 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from longnet.attention import DilationPattern
 
@@ -49,8 +58,6 @@ def import_checkpoint(
         ValueError: for an architecture that is not supported, and for files that are refused, damaged or do not fit,
             with all that is wrong.
     """
-    from ..decoder import LongNetForCausalLM
-
     if isinstance(path_or_model, PreTrainedModel):
         theirs, where = path_or_model, f"the {type(path_or_model).__name__}"
     elif Path(path_or_model).is_file() and Path(path_or_model).suffix == ".gguf":
@@ -64,20 +71,68 @@ def import_checkpoint(
         fields["attention"] = [{"name": "dilated", **pattern.to_config(), **attention_dropout(config)}]
     ours = LongNetConfig(**{**fields, **changes})
     tensors = load_weights(Path(os.fspath(path_or_model))) if theirs is None else theirs.state_dict()  # type: ignore[arg-type]
+    model = _build(ours, tensors, where, dtype)
+    if theirs is not None:
+        model.generation_config = theirs.generation_config
+    else:
+        model.generation_config = _generation_config(Path(os.fspath(path_or_model)), ours)  # type: ignore[arg-type]
+    return model
+
+
+def _build(
+    config: LongNetConfig, tensors: Mapping[str, Tensor], where: str, dtype: torch.dtype | None
+) -> LongNetForCausalLM:
+    from ..decoder import LongNetForCausalLM
+
     with torch.device("meta"):
-        model = LongNetForCausalLM(ours)
-    found = match_weights(tensors, model.state_dict(), ours.tie_word_embeddings, where)
+        model = LongNetForCausalLM(config)
+    found = match_weights(tensors, model.state_dict(), config.tie_word_embeddings, where)
     # Copies, so that training one model does not change the other, and a file's memory is let go.
     found = {name: tensor.detach().to(dtype or tensor.dtype, copy=True) for name, tensor in found.items()}
     # Buffers are no weights: they are computed, which a model on the meta device has not done.
-    model.model.rotary_emb = LongNetRotaryEmbedding(ours)
+    model.model.rotary_emb = LongNetRotaryEmbedding(config)
     model.load_state_dict(found, strict=False, assign=True)
     model.tie_weights()
     assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-    ours.dtype = next(model.parameters()).dtype
-    if theirs is not None:
-        model.generation_config = theirs.generation_config
+    config.dtype = next(model.parameters()).dtype
     return model.eval()
+
+
+def _generation_config(path: Path, config: LongNetConfig) -> GenerationConfig:
+    if (path / "generation_config.json").is_file():
+        return GenerationConfig.from_pretrained(path)
+    return GenerationConfig.from_model_config(config)
+
+
+def read_config(path: str | os.PathLike[str]) -> PretrainedConfig:
+    """The config of a checkpoint, a directory's or a GGUF file's; see ``import_checkpoint`` for what is refused."""
+    if Path(path).is_file() and Path(path).suffix == ".gguf":
+        config: PretrainedConfig = AutoConfig.from_pretrained(Path(path).parent, gguf_file=Path(path).name)
+        return config
+    return load_config(Path(path))
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str], dtype: torch.dtype | None = None
+) -> tuple[LongNetForCausalLM, PreTrainedTokenizerBase]:
+    """A LongNet and its tokenizer, from a LongNet's directory or from one that ``import_checkpoint`` takes.
+
+    Raises:
+        ValueError: as ``import_checkpoint``, or if there is no tokenizer or it does not fit.
+    """
+    config = read_config(path)
+    tokenizer = find_tokenizer(Path(path))
+    if tokenizer is None:
+        raise ValueError(f"path={str(path)!r} has no tokenizer: expected tokenizer.json beside config.json")
+    if config.model_type != LongNetConfig.model_type:
+        model = import_checkpoint(path, dtype=dtype)
+    else:
+        assert isinstance(config, LongNetConfig)
+        weights = load_weights(Path(path))
+        model = _build(config, weights, str(path), dtype)
+        model.generation_config = _generation_config(Path(path), config)
+    check_tokenizer(tokenizer, model.config)
+    return model, tokenizer
 
 
 def is_dense_equivalent(config: LongNetConfig) -> bool:
