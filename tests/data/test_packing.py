@@ -6,8 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longnet.data.packing import IGNORE_INDEX, PackedRows, concat
-from longnet.data.tokenizer import ByteTokenizer
+from longnet.data.packing import IGNORE_INDEX, PackedRows
+
+from .streams import join
 
 contents = st.lists(st.binary(max_size=40), min_size=1, max_size=8)
 contexts = st.integers(1, 30)
@@ -15,7 +16,7 @@ contexts = st.integers(1, 30)
 
 @given(contents)
 def test_documents_are_joined_by_eos(documents):
-    stream = concat(documents, ByteTokenizer())
+    stream = join(documents)[0]
     expected = [1]
     for document in documents:
         expected += [byte + 3 for byte in document] + [1]
@@ -25,7 +26,7 @@ def test_documents_are_joined_by_eos(documents):
 
 @given(contents, contexts)
 def test_every_token_is_predicted_once_and_in_order(documents, context_length):
-    stream = concat(documents, ByteTokenizer())
+    stream = join(documents)[0]
     rows = PackedRows(stream, context_length)
     labels = torch.cat([rows[index]["labels"] for index in range(len(rows))])
     assert labels[labels != IGNORE_INDEX].tolist() == stream[1:].tolist()
@@ -37,7 +38,7 @@ def test_every_token_is_predicted_once_and_in_order(documents, context_length):
 
 @given(contents, contexts)
 def test_a_row_is_predicted_from_the_token_before(documents, context_length):
-    stream = concat(documents, ByteTokenizer())
+    stream = join(documents)[0]
     rows = PackedRows(stream, context_length, pad_id=7)
     for index in range(len(rows)):
         row = rows[index]
@@ -55,7 +56,7 @@ def test_a_row_is_predicted_from_the_token_before(documents, context_length):
 
 @given(contents, contexts, st.integers(1, 9))
 def test_padding_adds_only_empty_rows(documents, context_length, multiple):
-    rows = PackedRows(concat(documents, ByteTokenizer()), context_length)
+    rows = PackedRows(join(documents)[0], context_length)
     padded = rows.padded_to_multiple(multiple)
     assert len(padded) % multiple == 0
     assert 0 <= len(padded) - len(rows) < multiple

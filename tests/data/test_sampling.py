@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from longnet.data.packing import IGNORE_INDEX, PackedRows
-from longnet.data.sampling import StepBatchSampler, batch_rows, validation_batches
+from longnet.data.sampling import EpochOrder, StepBatchSampler, batch_rows, validation_batches
 
 num_rows = st.integers(1, 40)
 batch_sizes = st.integers(1, 12)
@@ -36,14 +36,16 @@ def test_each_epoch_sees_every_row_once(rows, batch_size, world, seed, shuffle):
 
 @given(num_rows, batch_sizes, worlds, seeds, st.integers(0, 10**12))
 def test_one_rank_with_the_whole_batch_reads_what_many_read_together(rows, batch_size, world, seed, step):
-    together = batch_rows(step, num_rows=rows, batch_size=batch_size * world, seed=seed)
+    together = batch_rows(step, order=EpochOrder(rows, seed), batch_size=batch_size * world)
     apart = [
-        batch_rows(step, num_rows=rows, batch_size=batch_size, rank=rank, world=world, seed=seed)
+        batch_rows(step, order=EpochOrder(rows, seed), batch_size=batch_size, data_rank=rank, data_world=world)
         for rank in range(world)
     ]
     assert [row for batch in apart for row in batch] == together
     # Accumulation likewise: smaller micro-batches, as many more of them.
-    accumulated = [batch_rows(step * world + i, num_rows=rows, batch_size=batch_size, seed=seed) for i in range(world)]
+    accumulated = [
+        batch_rows(step * world + i, order=EpochOrder(rows, seed), batch_size=batch_size) for i in range(world)
+    ]
     assert [row for batch in accumulated for row in batch] == together
 
 
@@ -56,27 +58,29 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(rows, batch_size, world,
 
 def test_shuffling_depends_on_seed_and_epoch():
     def epoch(number: int, seed: int) -> list[int]:
-        return batch_rows(number, num_rows=50, batch_size=50, seed=seed)
+        return batch_rows(number, order=EpochOrder(50, seed), batch_size=50)
 
     orders = {tuple(epoch(number, seed)) for number in range(4) for seed in range(4)}
     assert len(orders) == 16
-    assert batch_rows(1, num_rows=50, batch_size=50, shuffle=False) == list(range(50))
+    assert batch_rows(1, order=EpochOrder(50, shuffle=False), batch_size=50) == list(range(50))
 
 
 def test_the_order_is_pinned():
     # A run must resume on the same rows after an upgrade of anything.
-    assert batch_rows(0, num_rows=10, batch_size=10, seed=1337) == [7, 0, 4, 6, 8, 2, 9, 3, 5, 1]
-    assert batch_rows(1, num_rows=10, batch_size=10, seed=1337) == [4, 5, 8, 3, 1, 9, 0, 2, 7, 6]
+    assert batch_rows(0, order=EpochOrder(10, 1337), batch_size=10) == [7, 0, 4, 6, 8, 2, 9, 3, 5, 1]
+    assert batch_rows(1, order=EpochOrder(10, 1337), batch_size=10) == [4, 5, 8, 3, 1, 9, 0, 2, 7, 6]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_workers_do_not_change_the_batches(num_workers):
     dataset = PackedRows(np.arange(61, dtype=np.uint16), 4)
-    sampler = StepBatchSampler(len(dataset), 4, rank=1, world=2, seed=3, start_step=5)
+    sampler = StepBatchSampler(len(dataset), 4, data_rank=1, data_world=2, seed=3, start_step=5)
     loader = DataLoader(dataset, batch_sampler=sampler, num_workers=num_workers)
     expected = [
         torch.stack([dataset[row]["input_ids"] for row in rows])
-        for rows in (batch_rows(step, num_rows=15, batch_size=4, rank=1, world=2, seed=3) for step in range(5, 12))
+        for rows in (
+            batch_rows(step, order=EpochOrder(15, 3), batch_size=4, data_rank=1, data_world=2) for step in range(5, 12)
+        )
     ]
     for batch, wanted in zip(islice(loader, 7), expected, strict=True):
         assert torch.equal(batch["input_ids"], wanted)
@@ -112,11 +116,10 @@ def test_uneven_validation_is_refused_with_the_remedy():
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"num_rows": 0},
         {"batch_size": 0},
-        {"world": 0},
-        {"rank": 2},
-        {"rank": -1},
+        {"data_world": 0},
+        {"data_rank": 2},
+        {"data_rank": -1},
         {"seed": -1},
         {"start_step": -1},
     ],
@@ -124,4 +127,9 @@ def test_uneven_validation_is_refused_with_the_remedy():
 def test_impossible_arguments_are_named(arguments):
     ((name, value),) = arguments.items()
     with pytest.raises(ValueError, match=f"{name}={value}"):
-        StepBatchSampler(**{"num_rows": 10, "batch_size": 2, "world": 2, **arguments})
+        StepBatchSampler(**{"order": 10, "batch_size": 2, "data_world": 2, **arguments})
+
+
+def test_no_rows_are_refused():
+    with pytest.raises(ValueError, match="num_rows=0"):
+        StepBatchSampler(0, 1)

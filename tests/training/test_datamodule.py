@@ -20,7 +20,9 @@ def corpus(corpus_path) -> Corpus:
 def attached(corpus: Corpus, rank: int = 0, step: int = 0, **options) -> TextDataModule:
     data = TextDataModule(corpus, **options)
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
-    data.trainer = SimpleNamespace(global_rank=rank, global_step=step, strategy=strategy)
+    data.trainer = SimpleNamespace(
+        global_rank=rank, world_size=options.get("data_world", 1), global_step=step, strategy=strategy
+    )
     return data
 
 
@@ -30,7 +32,7 @@ def steps(data: TextDataModule, number: int) -> list[torch.Tensor]:
 
 def test_a_batch_is_the_whole_step_and_processes_share_it(corpus):
     alone = steps(attached(corpus, batch_size=8, seed=3), 5)
-    ranks = [steps(attached(corpus, rank, batch_size=2, accumulate=2, world_size=2, seed=3), 5) for rank in range(2)]
+    ranks = [steps(attached(corpus, rank, batch_size=2, accumulate=2, data_world=2, seed=3), 5) for rank in range(2)]
     for whole, *parts in zip(alone, *ranks, strict=True):
         assert torch.equal(whole, torch.cat(parts))
 
@@ -46,7 +48,7 @@ def test_training_begins_at_the_trainers_step(corpus):
 def test_validation_predicts_exactly_the_bytes_it_is_measured_by(corpus, val_batches, batch_size, world_size):
     batches = []
     for rank in range(world_size):
-        data = attached(corpus, rank, batch_size=batch_size, world_size=world_size, val_batches=val_batches)
+        data = attached(corpus, rank, batch_size=batch_size, data_world=world_size, val_batches=val_batches)
         batches.append(list(data.val_dataloader()))
     assert len({len(of_rank) for of_rank in batches}) == 1
     in_order = [batch["labels"] for step in zip(*batches, strict=True) for batch in step]
