@@ -8,6 +8,7 @@ registered as custom ops, so that torch.compile, activation checkpointing and me
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -38,6 +39,10 @@ def attend_by_levels(
     )  # fmt: skip
 
 
+# Ops take plain values; checking them again in every call would cost more than some kernels do.
+_pattern = lru_cache(DilationPattern)
+
+
 @torch.library.custom_op("longnet::dilated_forward", mutates_args=())
 def dilated_forward(
     q: Tensor,
@@ -53,7 +58,7 @@ def dilated_forward(
     dropout_p: float,
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    pattern = DilationPattern(tuple(segment_lengths), tuple(dilation_rates), heads, shift)
+    pattern = _pattern(tuple(segment_lengths), tuple(dilation_rates), heads, shift)
     if dropout_p == 0.0 and fused.unsupported(q) is None:
         return fused.forward(q, k, v, pattern, causal, scale, _borders(q, cu_seqlens))
     dtype = torch.promote_types(q.dtype, torch.float32)
@@ -95,7 +100,7 @@ def dilated_backward(
     dropout_p: float,
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    pattern = DilationPattern(tuple(segment_lengths), tuple(dilation_rates), heads, shift)
+    pattern = _pattern(tuple(segment_lengths), tuple(dilation_rates), heads, shift)
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     if dropout_p == 0.0 and fused.unsupported(q) is None:
         return fused.backward(grad, q, k, v, out, lse, pattern, causal, scale, _borders(q, cu_seqlens))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -40,7 +40,14 @@ class LongNetPreTrainedModel(PreTrainedModel):
 
 
 class LongNetModel(LongNetPreTrainedModel):
-    """The decoder without its head: token ids to hidden states."""
+    """The decoder without its head: token ids to hidden states.
+
+    ``residual_dtype`` is the residual stream's, the embedding's own by default; autocast leaves that alone. ``tiles``,
+    called as ``tiles(module, x, residual_dtype)``, applies the embedding and the last norm to parts of the sequence.
+    """
+
+    residual_dtype: torch.dtype | None = None
+    tiles: Callable[..., Tensor] | None = None
 
     def __init__(self, config: LongNetConfig) -> None:
         super().__init__(config)
@@ -82,7 +89,7 @@ class LongNetModel(LongNetPreTrainedModel):
             self._check_length(begin + seq_len if cu_seqlens is None else int(cu_seqlens.diff().max()))
         if position_ids is None:
             position_ids = self._positions(input_ids, cu_seqlens, turn)
-        hidden: Tensor = self.embed_tokens(input_ids)
+        hidden = self._each_position(self.embed_tokens, input_ids)
         rotation = self.rotary_emb(hidden, position_ids)
         turned = self.config.no_rope_layers or [1] * len(self.layers)
         for number, layer in enumerate(self.layers):
@@ -90,8 +97,11 @@ class LongNetModel(LongNetPreTrainedModel):
             hidden = layer(hidden, rotation if turned[number] else None, cu_seqlens, past)
         if past_key_values is not None and turn is not None:
             past_key_values.finish(turn, seq_len)
-        out: Tensor = self.norm(hidden)
-        return out
+        return self._each_position(self.norm, hidden)
+
+    def _each_position(self, module: nn.Module, x: Tensor) -> Tensor:
+        out: Tensor = module(x) if self.tiles is None else self.tiles(module, x, self.residual_dtype)
+        return out if self.residual_dtype is None else out.to(self.residual_dtype)
 
     def _check_length(self, seq_len: int) -> None:
         context = self.config.max_position_embeddings

@@ -85,12 +85,17 @@ class LongNetMLP(nn.Module):
 class LongNetDecoderLayer(nn.Module):
     """Pre-norm attention and MLP.
 
+    Only ``attend`` looks across positions. What comes before it and after it works on each position alone, so on any
+    part of the sequence.
+
     ``recompute`` is how activation checkpointing enters: called as ``recompute(function, *inputs)`` in training, it
     gives the function's output and decides what is kept for backward. It is inside ``forward``, so that a layer that
     is compiled compiles it too, and it holds no reference to the layer, so that a copied layer stays whole.
+    ``tiles``, called as ``tiles(layer, *inputs)``, takes the place of the whole forward pass.
     """
 
     recompute: Callable[..., Tensor] | None = None
+    tiles: Callable[..., Tensor] | None = None
 
     def __init__(self, config: LongNetConfig, layer: int) -> None:
         super().__init__()
@@ -103,6 +108,8 @@ class LongNetDecoderLayer(nn.Module):
     def forward(
         self, hidden: Tensor, rotation: Rotation | None, cu_seqlens: Tensor | None = None, past: Past | None = None
     ) -> Tensor:
+        if self.tiles is not None and past is None:
+            return self.tiles(self, hidden, rotation, cu_seqlens)
         if self.recompute is not None and torch.is_grad_enabled():
             return self.recompute(self._forward, hidden, rotation, cu_seqlens, past)
         return self._forward(hidden, rotation, cu_seqlens, past)

@@ -27,6 +27,16 @@ CASES = {
     "grouped heads": Case(DilationPattern((4, 8), (1, 3), heads="grouped"), 1, 20, 5, 5, 8, True, None, seed=4),
     "packed documents": Case(DilationPattern((4, 8), (1, 2)), 1, 23, 2, 2, 8, True, (0, 1, 9, 23), seed=5),
     "segments longer than the row": Case(DilationPattern((8, 64), (1, 4)), 2, 16, 4, 2, 8, True, None, seed=6),
+    "blocks lie in one segment each": Case(
+        DilationPattern((64, 128, 256), (1, 2, 4)), 1, 256, 4, 4, 8, True, None, seed=8
+    ),
+    "blocks lie in one segment each, shared KV heads": Case(
+        DilationPattern((64, 128, 192), (1, 2, 6)), 1, 384, 4, 2, 8, True, None, seed=9
+    ),
+    "the first level alone": Case(DilationPattern.dense(), 2, 9, 4, 2, 8, True, None, seed=10),
+    "the first level alone holds every row": Case(
+        DilationPattern((8, 12), (1, 3)), 2, 24, 4, 2, 8, False, None, seed=11
+    ),
     "nothing is covered": Case(DilationPattern((16,), (16,)), 1, 3, 1, 1, 8, True, None, seed=7),
 }
 
@@ -46,6 +56,8 @@ def test_cases_through_the_interpreter() -> None:
 def test_one_pass_equals_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "unsupported", lambda q: None)
     monkeypatch.setattr(fused, "CHUNK", 16)
+    combine = pytest.importorskip("longnet.attention.kernels.combine")
+    monkeypatch.setattr(combine, "BLOCK", 256)
     case = CASES[name]
     device, dtype = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
     qkv, grad, grad_lse = case.tensors(device, dtype)
