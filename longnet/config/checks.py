@@ -11,6 +11,7 @@ from typing import Any
 from .attention import collect_specs
 from .bounds import check_bounds
 from .data import check_data
+from .finetune import check_finetune
 from .machine import Machine
 from .naming import LONGEST_NAME, as_run_name, is_run_name
 from .schema import JobConfig
@@ -29,6 +30,7 @@ def check(job: JobConfig, problems: Problems, machine: Machine) -> None:
     _check_heads(job, problems)
     _check_vocabulary(job, problems)
     check_data(job, problems)
+    check_finetune(job, problems)
     _check_attention(job, problems)
     _check_checkpointing(job, problems)
     _check_schedule(job, problems)
@@ -88,7 +90,8 @@ def _check_attention(job: JobConfig, problems: Problems) -> None:
         _check_reach(job, specs[: job.model.num_hidden_layers], problems)
     levels = max((len(s["segment_lengths"]) for s in specs if s.get("heads") == "grouped"), default=0)
     heads = job.model.num_attention_heads
-    if heads < levels and not problems.about("model.num_attention_heads"):
+    known = job.model.pretrained is None and not problems.about("model.num_attention_heads")
+    if known and heads < levels:
         problems.add(
             "attention.dilated.heads",
             f"attention.dilated.heads=grouped: expected a head for each of the {levels} levels, but "
@@ -115,7 +118,7 @@ def _check_reach(job: JobConfig, specs: list[dict[str, Any]], problems: Problems
 
 def _check_checkpointing(job: JobConfig, problems: Problems) -> None:
     every, layers = job.trainer.activation_checkpointing.every, job.model.num_hidden_layers
-    if problems.about("trainer.activation_checkpointing", "model.num_hidden_layers"):
+    if job.model.pretrained or problems.about("trainer.activation_checkpointing", "model.num_hidden_layers"):
         return
     if job.trainer.activation_checkpointing.kind != "none" and every > layers:
         problems.add(

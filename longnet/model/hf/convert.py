@@ -45,7 +45,7 @@ def import_checkpoint(
     """A decoder of transformers as a LongNet with the same weights.
 
     Args:
-        path_or_model: a directory with config.json and safetensors, a .gguf file, or a model of transformers.
+        path_or_model: a directory with config.json and safetensors (a LongNet's too), a .gguf file, or a model.
         segment_lengths: of the pattern that every layer gets; None leaves the model its own attention.
         dilation_rates: of the pattern, one for each segment length.
         heads: as in ``DilationPattern``.
@@ -120,17 +120,10 @@ def load_checkpoint(
     Raises:
         ValueError: as ``import_checkpoint``, or if there is no tokenizer or it does not fit.
     """
-    config = read_config(path)
     tokenizer = find_tokenizer(Path(path))
     if tokenizer is None:
         raise ValueError(f"path={str(path)!r} has no tokenizer: expected tokenizer.json beside config.json")
-    if config.model_type != LongNetConfig.model_type:
-        model = import_checkpoint(path, dtype=dtype)
-    else:
-        assert isinstance(config, LongNetConfig)
-        weights = load_weights(Path(path))
-        model = _build(config, weights, str(path), dtype)
-        model.generation_config = _generation_config(Path(path), config)
+    model = import_checkpoint(path, dtype=dtype)
     check_tokenizer(tokenizer, model.config)
     return model, tokenizer
 

@@ -31,6 +31,8 @@ def longnet_fields(theirs: PretrainedConfig) -> dict[str, Any]:
     Raises:
         ValueError: if the architecture is none of ``FAMILIES``.
     """
+    if isinstance(theirs, LongNetConfig):
+        return {name: getattr(theirs, name) for name in LongNetConfig.__annotations__ if name != "model_type"}
     if theirs.model_type not in FAMILIES:
         raise ValueError(
             f"model_type={theirs.model_type!r} cannot be imported: expected one of {sorted(FAMILIES)} (SmolLM and "
