@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-BACKENDS = ("auto", "chunked", "liger")
+BACKENDS = ("auto", "chunked", "fused", "liger")
 
 # A chunk of 256 MiB in float32: enough rows for fast matrix products at the largest vocabularies.
 CHUNK_ELEMENTS = 2**26
@@ -61,12 +61,13 @@ def linear_cross_entropy(
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         hidden = hidden.to(torch.get_autocast_dtype(device))
-    if backend == "liger" or (backend == "auto" and _liger_serves(hidden, weight)):
+    if backend == "liger":
         return _liger(hidden, weight, labels, ignore_index, z_loss)
-    rows = chunk_rows or _rows_per_chunk(hidden.shape[0], weight.shape[0])
+    fused = backend == "fused" or (backend == "auto" and _fused_serves(hidden))
+    rows = chunk_rows or _rows_per_chunk(hidden.shape[0], weight.shape[0], fused)
     grads = torch.is_grad_enabled()
     needs = (grads and hidden.requires_grad, grads and weight.requires_grad)
-    return LossSums(*_ChunkedLoss.apply(hidden, weight, labels, ignore_index, z_loss, rows, needs))
+    return LossSums(*_ChunkedLoss.apply(hidden, weight, labels, ignore_index, z_loss, rows, fused, needs))
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -79,6 +80,7 @@ class _ChunkedLoss(torch.autograd.Function):
         ignore_index: int,
         z_loss: float,
         rows: int,
+        fused: bool,
         needs: tuple[bool, bool],
     ) -> tuple[Tensor, Tensor, Tensor]:
         exact = torch.promote_types(hidden.dtype, torch.float32)
@@ -89,20 +91,16 @@ class _ChunkedLoss(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             for begin in range(0, hidden.shape[0], rows):
                 part = slice(begin, begin + rows)
-                label = labels[part, None]
-                counts = (label != ignore_index).to(exact)
-                label = torch.where(label == ignore_index, 0, label)
-                logits = (hidden[part] @ head.T).to(exact)
-                lse = logits.logsumexp(-1, keepdim=True)
-                part_nll = ((lse - logits.gather(-1, label)) * counts).sum()
+                logits, label = hidden[part] @ head.T, labels[part]
+                of_rows = _fused_rows if fused else _rows
+                lse, part_nll, grad = of_rows(logits, label, ignore_index, z_loss, any(needs))
+                part_nll = part_nll.sum()
                 nll += part_nll
-                loss += part_nll + z_loss * (lse.square() * counts).sum()
-                tokens += counts.sum()
-                if not any(needs):
+                loss += part_nll + z_loss * lse.square().sum()
+                tokens += (label != ignore_index).sum()
+                if grad is None:
                     continue
-                # The logits' gradient, in their own place: (1 + 2 z lse) softmax - onehot, and 0 where nothing counts.
-                grad = logits.sub_(lse).exp_().mul_((1 + 2 * z_loss * lse) * counts)
-                grad = grad.scatter_add_(-1, label, -counts).to(hidden.dtype)
+                del logits
                 if grad_hidden is not None:
                     torch.mm(grad, head, out=grad_hidden[part])
                 if grad_weight is not None:
@@ -122,7 +120,33 @@ class _ChunkedLoss(torch.autograd.Function):
             grad_hidden.mul_(grad_loss)
         if grad_weight is not None:
             grad_weight = grad_weight.mul_(grad_loss).to(ctx.weight_dtype)
-        return grad_hidden, grad_weight, None, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None, None
+
+
+def _rows(
+    logits: Tensor, labels: Tensor, ignore_index: int, z_loss: float, grads: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Each row's LSE, negative log-likelihood and gradient by the logits; 0 where nothing counts."""
+    exact = torch.promote_types(logits.dtype, torch.float32)
+    counts = (labels != ignore_index).to(exact)[:, None]
+    index = torch.where(labels == ignore_index, 0, labels)[:, None]
+    exact_logits = logits.to(exact)
+    lse = exact_logits.logsumexp(-1, keepdim=True)
+    nll = (lse - exact_logits.gather(-1, index)) * counts
+    if not grads:
+        return lse * counts, nll, None
+    # In their own place: (1 + 2 z lse) softmax - onehot.
+    grad = exact_logits.sub_(lse).exp_().mul_((1 + 2 * z_loss * lse) * counts)
+    return lse * counts, nll, grad.scatter_add_(-1, index, -counts).to(logits.dtype)
+
+
+def _fused_rows(
+    logits: Tensor, labels: Tensor, ignore_index: int, z_loss: float, grads: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    from .cross_entropy_kernel import cross_entropy_
+
+    lse, nll = cross_entropy_(logits, labels, ignore_index, z_loss, grads)
+    return lse, nll, logits if grads else None
 
 
 def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -133,8 +157,16 @@ def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addmm_(left.to(total.dtype), right.to(total.dtype))
 
 
-def _rows_per_chunk(num_tokens: int, vocab_size: int) -> int:
-    return max(1, min(CHUNK_ELEMENTS // vocab_size, -(-num_tokens // MIN_CHUNKS)))
+def _rows_per_chunk(num_tokens: int, vocab_size: int, fused: bool) -> int:
+    # The fused kernel has no copy in float32, so twice the rows take half the memory.
+    elements = 2 * CHUNK_ELEMENTS if fused else CHUNK_ELEMENTS
+    rows = max(1, min(elements // vocab_size, -(-num_tokens // MIN_CHUNKS)))
+    # Matrix products are fastest over whole tiles of rows.
+    return rows // 256 * 256 or rows
+
+
+def _fused_serves(hidden: Tensor) -> bool:
+    return hidden.is_cuda and hidden.dtype != torch.float64 and find_spec("triton") is not None
 
 
 def _liger_serves(hidden: Tensor, weight: Tensor) -> bool:

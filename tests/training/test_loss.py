@@ -119,9 +119,10 @@ def test_all_logits_never_exist(dtype: torch.dtype, tokens: int, vocabulary: int
 def test_chunks_stay_small_however_many_tokens_there_are() -> None:
     from longnet.training.loss import _rows_per_chunk
 
-    assert _rows_per_chunk(2**24, 128256) * 128256 <= 2**26
-    assert _rows_per_chunk(2**24, 2**30) == 1
-    assert _rows_per_chunk(1, 384) == 1
+    for fused in (False, True):
+        assert _rows_per_chunk(2**24, 128256, fused) * 128256 <= 2**26 * (1 + fused)
+        assert _rows_per_chunk(2**24, 2**30, fused) == 1
+        assert _rows_per_chunk(1, 384, fused) == 1
 
 
 def test_nothing_to_predict_costs_nothing() -> None:
@@ -207,7 +208,7 @@ def test_a_second_backward_is_refused_rather_than_wrong() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["chunked", pytest.param("liger", marks=needs_liger)])
+@pytest.mark.parametrize("backend", ["chunked", "fused", pytest.param("liger", marks=needs_liger)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("z_loss", [0.0, 0.01])
 def test_on_a_gpu(backend: str, dtype: torch.dtype, z_loss: float) -> None:
@@ -234,7 +235,7 @@ def test_on_a_gpu(backend: str, dtype: torch.dtype, z_loss: float) -> None:
         ({"labels": torch.zeros(50, dtype=torch.int32)}, r"labels has dtype torch.int32.*try labels.long"),
         ({"weight": torch.zeros(37, 15)}, r"weight has shape \(37, 15\): expected \(vocabulary, 16\)"),
         ({"chunk_rows": 0}, r"chunk_rows=0: expected at least 1"),
-        ({"backend": "triton"}, r"backend='triton': expected one of \['auto', 'chunked', 'liger'\]"),
+        ({"backend": "triton"}, r"backend='triton': expected one of \['auto', 'chunked', 'fused', 'liger'\]"),
     ],
 )
 def test_bad_input_is_named(change: dict[str, Any], message: str) -> None:
