@@ -114,8 +114,8 @@ def build_llama(job: JobConfig, vocab_size: int, checkpointing: str, device: tor
         max_position_embeddings=context,
         tie_word_embeddings=True,
         use_cache=False,
-        attn_implementation="sdpa",
     )
+    config._attn_implementation = "sdpa"
     with torch.device(device):
         model = LlamaForCausalLM(config)
     nn.Module.to(model, torch.bfloat16 if device.type == "cuda" else torch.float32)
@@ -150,7 +150,7 @@ def measure(contender: Contender, seq_len: int, repeats: int, device: torch.devi
     model = contender.model
     optimizer = build_optimizer(model, lr=1e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     generator = torch.Generator(device).manual_seed(0)
-    vocab_size = model.get_input_embeddings().weight.shape[0]
+    vocab_size: int = model.config.vocab_size
     input_ids, labels = (torch.randint(vocab_size, (1, seq_len), device=device, generator=generator) for _ in range(2))
 
     def step() -> None:
@@ -189,7 +189,7 @@ def shares(step: Callable[[], None]) -> tuple[float, float, float]:
         torch.cuda.synchronize()
     totals = dict.fromkeys(("all", "attention", "loss", "optimizer"), 0.0)
     for event in profiler.key_averages():
-        if event.key == "loss":
+        if event.key == "loss" and event.device_type == torch.autograd.DeviceType.CPU:
             totals["loss"] += event.device_time_total
         if event.device_type != torch.autograd.DeviceType.CUDA or event.is_user_annotation:
             continue
