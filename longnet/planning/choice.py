@@ -16,28 +16,30 @@ TILE = 16384
 USABLE = 0.92
 
 
-def candidate_plans(workload: Workload, tile: int = TILE) -> list[MemoryPlan]:
-    """The plans worth trying, by what they compute again, least first; each needs less memory than those before it."""
+def candidate_plans(workload: Workload, host_bytes: int = 0, tile: int = TILE) -> list[MemoryPlan]:
+    """The plans worth trying, by what they compute again, least first; each needs less memory than those before it.
+
+    Args:
+        workload: what is trained.
+        host_bytes: host memory there is for activations.
+        tile: positions of a tile, for the plans that have them.
+    """
     tiles = [None, tile] if workload.context_length > tile else [None]
     plans = [MemoryPlan(kind, 1, size) for kind in KINDS for size in tiles]
     plans.sort(key=lambda plan: (recomputed_flops(workload, plan), plan.kind == "offload"))
     useful: list[MemoryPlan] = []
     for plan in plans:
-        needed = predict_memory(workload, plan).device
-        if all(needed < predict_memory(workload, other).device for other in useful):
+        needed = predict_memory(workload, plan)
+        smaller = all(needed.device < predict_memory(workload, other).device for other in useful)
+        if smaller and needed.host <= USABLE * host_bytes:
             useful.append(plan)
     return useful
 
 
-def choose_plan(
-    workload: Workload, plans: Sequence[MemoryPlan], device_bytes: int, host_bytes: int
-) -> MemoryPlan | None:
-    """The first plan that fits into the memory there is; None if none does."""
-    for plan in plans:
-        estimate = predict_memory(workload, plan)
-        if estimate.device <= USABLE * device_bytes and estimate.host <= USABLE * host_bytes:
-            return plan
-    return None
+def choose_plan(workload: Workload, plans: Sequence[MemoryPlan], device_bytes: int) -> MemoryPlan | None:
+    """The first plan that fits into the device's memory; None if none does."""
+    fitting = (plan for plan in plans if predict_memory(workload, plan).device <= USABLE * device_bytes)
+    return next(fitting, None)
 
 
 @dataclass(frozen=True)

@@ -70,53 +70,57 @@ def predict_memory(workload: Workload, plan: MemoryPlan, kernels: bool = True) -
         kernels: whether to count what the attention's kernels hold on a GPU.
     """
     total, layer = count_parameters(workload)
-    layers = workload.model.num_hidden_layers
-    part = _Layer(workload)
-    tokens, tiled = workload.tokens, plan.tile is not None or plan.kind == "offload"
-    checkpointed = -(-layers // plan.every)
-    offloaded = checkpointed if plan.kind == "offload" else 0
-
-    everything = part.attention_kept if plan.tile else part.everything
-    own = {
-        "none": everything,
-        "selective": part.hidden + part.attended,
-        "full": part.hidden,
-        "offload": 0,
-    }[plan.kind]
-    # Weights in the number format of the products wait for backward where the layer's graph does.
-    casts = layer * workload.compute_bytes if workload.precision != "fp32" else 0
-    cast_layers = 0 if plan.tile else (layers if plan.kind == "none" else layers - checkpointed)
-    kept = tokens * (checkpointed * own + (layers - checkpointed) * everything) + cast_layers * casts
-    if tiled:
-        working = tokens * part.tiled_backward(plan) + 2 * 4 * layer + casts
-        working += workload.batch_size * min(plan.tile or workload.context_length, workload.context_length) * part.tile
-    else:
-        again = part.everything - own if plan.kind != "none" else 0
-        working = tokens * (again + part.backward) + (casts if plan.kind != "none" else 0)
+    part, tokens = _Layer(workload), workload.tokens
     workspace = _attention_workspace(workload) if kernels else 0
-    working += workspace
-
-    loss = _loss(workload) + (tokens * part.hidden if offloaded else 0)
+    positions, loss = _positions(workload), _loss(workload)
     head = 4 * workload.model.vocab_size * workload.model.hidden_size
     weights = gradients = 4 * total
     optimizer = 8 * total
-    positions = _positions(workload)
-    # Backward frees a layer's activations and adds its gradients: the peak is at the last or at the first layer.
-    first = kept // layers + gradients + working
-    peak = max(kept + loss, kept + head + working, first, gradients)
+
+    # The plan of each layer, then what it keeps and needs.
+    plans = [
+        plan if number % plan.every == 0 else MemoryPlan("none", tile=plan.tile)
+        for number in range(workload.model.num_hidden_layers)
+    ]
+    kept = [tokens * part.kept(each) + _kept_casts(workload, each, layer) for each in plans]
+    working = [_working(workload, part, each, layer) + workspace for each in plans]
+    # The newest of the offloaded inputs has not left yet when the loss is computed.
+    peaks = [sum(kept) + loss + (tokens * part.hidden if plans[-1].kind == "offload" else 0), gradients]
+    # Going back through the layers frees what they kept and adds their gradients.
+    for number, needed in enumerate(working):
+        later = head + 4 * layer * (len(plans) - 1 - number)
+        peaks.append(sum(kept[: number + 1]) + later + needed)
+    offloaded = sum(each.kind == "offload" for each in plans)
     blocks = -(-tokens * part.hidden // HOST_BLOCK_BYTES)
     return MemoryEstimate(
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
         positions=positions,
-        kept=kept,
-        working=working,
+        kept=sum(kept),
+        working=max(working),
         loss=loss,
         workspace=workspace,
         host=offloaded * blocks * HOST_BLOCK_BYTES,
-        device=weights + optimizer + positions + peak,
+        device=weights + optimizer + positions + max(peaks),
     )
+
+
+def _working(workload: Workload, part: _Layer, plan: MemoryPlan, layer: int) -> int:
+    """What going back through one layer takes beside what it kept; ``layer`` is its number of parameters."""
+    casts = layer * workload.compute_bytes if workload.precision != "fp32" else 0
+    if plan.tile is None and plan.kind != "offload":
+        again = part.everything - part.kept(plan)
+        return workload.tokens * (again + part.backward) + (0 if plan.kind == "none" else casts)
+    share = min(1.0, (plan.tile or workload.context_length) / workload.context_length)
+    # Beside the activations, the sums of the weights' gradients.
+    return workload.tokens * part.tiled_backward(plan, share) + 4 * layer + casts
+
+
+def _kept_casts(workload: Workload, plan: MemoryPlan, layer: int) -> int:
+    """Weights in the products' number format wait for backward where a layer's whole graph does."""
+    whole = plan.kind == "none" and plan.tile is None and workload.precision != "fp32"
+    return layer * workload.compute_bytes if whole else 0
 
 
 class _Layer:
@@ -134,21 +138,28 @@ class _Layer:
         # Autocast makes a copy for each product of a normed input that is not yet in the products' number format.
         copies = mixed and residual == 4
         maps = 2 if model.gated_mlp else 1
-        norms = _norm(workload, hidden, residual) * 2 + size * hidden * ((3 + maps) if copies else 2)
-        mlp = size * inner * 2 * maps
+        norm = _norm(workload, hidden, residual)
+        before = norm + size * hidden * (3 if copies else 1)
+        after = norm + size * hidden * (maps if copies else 1) + size * inner * 2 * maps
         if model.sub_layernorm:
-            widths = workload.query_width, inner
-            norms += sum(_norm(workload, width, size) + size * width for width in widths)
-            norms -= sum(size * width for width in widths) if not workload.fused_norm else 0
-        dropped = 2 * hidden if model.dropout > 0 else 0
-        self.everything = norms + self.queries_keys_values + self.attended + mlp + dropped
-        self.backward = self.hidden + 2 * size * inner
-        # Within a tile there is all of what follows attention, and its gradients.
-        self.tile = norms + mlp + dropped + self.backward + self.hidden
+            after += sum(_norm(workload, width, size) for width in (workload.query_width, inner))
+        if model.dropout > 0:
+            after += 2 * hidden
+        self.everything = before + self.queries_keys_values + self.attended + after
+        # The gradients of the layer's output and, at the widest point, of the MLP's inner results.
+        self.backward = self.hidden + maps * size * inner
+        # What a tile's output and gradients add to what its graph keeps.
+        self.tile = after + self.backward
 
-    def tiled_backward(self, plan: MemoryPlan) -> int:
-        """Beside what is kept: gradients of the layer's output, input, attention; what the plan computes again."""
-        gradients = 2 * self.hidden + self.attended + self.queries_keys_values
+    def kept(self, plan: MemoryPlan) -> int:
+        """Between forward and backward, on the device."""
+        everything = self.attention_kept if plan.tile else self.everything
+        kinds = {"none": everything, "selective": self.hidden + self.attended, "full": self.hidden, "offload": 0}
+        return kinds[plan.kind]
+
+    def tiled_backward(self, plan: MemoryPlan, share: float) -> int:
+        """Beside what is kept: gradients of the layer's output and input, what the plan computes again, and the larger
+        of a tile (this share of the tokens) and of the attention's backward pass."""
         again = {
             "none": 0,
             "selective": self.queries_keys_values,
@@ -156,7 +167,9 @@ class _Layer:
             # The layer's own input, and the next one's on its way.
             "offload": self.queries_keys_values + self.attended + 2 * self.hidden,
         }[plan.kind]
-        return gradients + again
+        # A single tile is not copied into anything of full length.
+        gradients = 2 * self.hidden + self.attended if share < 1 else self.hidden
+        return gradients + again + max(self.queries_keys_values, int(share * self.tile))
 
 
 def _norm(workload: Workload, width: int, size: int) -> int:

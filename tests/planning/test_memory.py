@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from longnet.attention import dilated
 from longnet.model import LongNetConfig, LongNetForCausalLM
 from longnet.planning import MemoryPlan, Workload, count_parameters, predict_memory
 from longnet.planning import memory as predicted
@@ -30,7 +29,13 @@ PLANS = [MemoryPlan(kind, 1, tile) for kind in ("none", "selective", "full", "of
 
 
 def shape(name: str, **changes: Any) -> LongNetConfig:
-    settings = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "max_position_embeddings": 1024}
+    settings: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": 3,
+        "max_position_embeddings": 512,
+    }
+    settings["attention"] = [{"name": "dilated", "segment_lengths": [256, 512], "dilation_rates": [1, 2]}]
     return small_config(**{**settings, **SHAPES[name], **changes})
 
 
