@@ -29,6 +29,7 @@ def check(job: JobConfig, problems: Problems, machine: Machine) -> None:
     _check_vocabulary(job, problems)
     _check_attention(job, problems)
     _check_checkpointing(job, problems)
+    _check_memory(job, problems)
     _check_schedule(job, problems)
     _check_tokens_per_step(job, problems)
     _check_accelerator(job, problems, machine)
@@ -120,6 +121,16 @@ def _check_checkpointing(job: JobConfig, problems: Problems) -> None:
             "trainer.activation_checkpointing.every",
             f"trainer.activation_checkpointing.every={every}: no layer of model.num_hidden_layers={layers} would be "
             f"checkpointed; expected at most {layers}",
+        )
+
+
+def _check_memory(job: JobConfig, problems: Problems) -> None:
+    processes = job.trainer.devices * job.trainer.num_nodes
+    if job.memory == "auto" and processes > 1 and not problems.about("memory", "trainer.devices", "trainer.num_nodes"):
+        problems.add(
+            "memory",
+            f"memory=auto: with {processes} processes one would go on by another plan than the rest; expected "
+            "memory=manual, with trainer.tile and trainer.activation_checkpointing as memory=auto chooses them for one",
         )
 
 

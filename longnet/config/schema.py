@@ -179,6 +179,7 @@ class JobConfig:
 
     seed: int = 1337
     resume: str = "auto"
+    memory: Literal["manual", "auto"] = "manual"
     run: RunConfig = field(default_factory=RunConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)

@@ -8,6 +8,7 @@ micro-batches and processes, and ``global_step`` the number of optimiser steps.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -53,6 +54,8 @@ class LongNetModule(LightningModule):
         self.micro_batch_size = micro_batch_size
         self.seed = seed
         self.gradient_norm = torch.zeros(())
+        # Called with the reason when a step does not fit; makes room, or raises.
+        self.out_of_memory: Callable[[str], None] | None = None
         self._validation_sums = torch.zeros(2)
         self._max_steps = max_steps
         self._schedule = build_schedule(
@@ -81,25 +84,65 @@ class LongNetModule(LightningModule):
         assert isinstance(optimizer, LightningOptimizer)
         for group in optimizer.param_groups:
             group["lr"] = self.learning_rate
-        self._seed_step()
-        optimizer.zero_grad()
 
         tokens = self._sum_over_processes((batch["labels"] != IGNORE_INDEX).sum())
         # The strategy averages gradients over the processes; the loss is a mean over all their tokens.
         scale = self.trainer.world_size / tokens.clamp(min=1)
+        nll = self._compute_gradients(batch, scale)
+        optimizer.step()
+
+        self.window_nll += self._sum_over_processes(nll)
+        self.window_tokens += tokens
+        self.tokens_seen += tokens
+
+    def dry_step(self, context_length: int) -> str | None:
+        """A forward and a backward pass over a whole micro-batch, which change nothing; why not, if memory ran out."""
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, LightningOptimizer)
+        devices = [self.device] if self.device.type == "cuda" else []
+        ids = torch.arange(context_length, device=self.device) % self.model.config.vocab_size
+        batch = {name: ids.repeat(self.micro_batch_size, 1) for name in ("input_ids", "labels")}
+        reason = None
+        with torch.random.fork_rng(devices):
+            try:
+                # The optimiser's state takes its place at the end of the first step.
+                wanted = 0 if optimizer.state else 2 * sum(weight.numel() for weight in self.model.parameters())
+                state = torch.empty(wanted, device=self.device)
+                with self.trainer.precision_plugin.train_step_context():
+                    loss = self._loss_sums(batch).loss
+                loss.backward()
+                del loss, state
+            except torch.OutOfMemoryError as error:
+                reason = str(error)
+        optimizer.zero_grad()
+        return reason
+
+    def _compute_gradients(self, batch: dict[str, Tensor], scale: Tensor) -> Tensor:
+        """Gradients of a whole step, from its start again where memory runs out; the sum of the tokens' losses."""
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, LightningOptimizer)
+        while True:
+            self._seed_step()
+            optimizer.zero_grad()
+            try:
+                return self._backward_through(self._micro_batches(batch), scale)
+            except torch.OutOfMemoryError as error:
+                if self.out_of_memory is None:
+                    raise
+                reason = str(error)
+            # Out here, where the error no longer holds what the step had computed.
+            optimizer.zero_grad()
+            self.out_of_memory(reason)
+
+    def _backward_through(self, micro_batches: list[dict[str, Tensor]], scale: Tensor) -> Tensor:
         nll = torch.zeros((), device=self.device)
-        micro_batches = self._micro_batches(batch)
         for index, micro_batch in enumerate(micro_batches):
             sums = self._loss_sums(micro_batch)
             # Backward is not to run under autocast: it takes its dtypes from the forward pass.
             with self._gradient_sync(index == len(micro_batches) - 1), torch.autocast(self.device.type, enabled=False):
                 self.manual_backward(sums.loss * scale)
             nll += sums.nll.detach()
-        optimizer.step()
-
-        self.window_nll += self._sum_over_processes(nll)
-        self.window_tokens += tokens
-        self.tokens_seen += tokens
+        return nll
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         # Here the gradients are unscaled and summed over the processes.

@@ -26,6 +26,7 @@ from .environment import describe_environment
 from .header import describe_session
 from .interrupt import SaveOnInterrupt
 from .loggers import build_loggers, close_loggers, log_config
+from .memory import MemoryKeeper
 from .metrics import read_metrics
 from .module import LongNetModule
 from .placement import Placement, place
@@ -139,6 +140,7 @@ def fit(session: Session) -> None:
     clock = TrainingClock()
     # The order matters: a step is recorded before it is saved, so a resumed run finds its row.
     callbacks: list[Callback] = [
+        MemoryKeeper(job, session.placement, console),
         *([progress] if progress else []),
         Recorder(
             job.trainer.log_every,

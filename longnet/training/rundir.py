@@ -20,6 +20,7 @@ from longnet.config.schema import JobConfig
 # the data, as long as it is the same data (`check_same_data`).
 _FREE = (
     "resume",
+    "memory",
     "run",
     "logger",
     "callbacks",
