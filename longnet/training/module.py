@@ -144,7 +144,7 @@ class LongNetModule(LightningModule):
         if "lengths" in batch:
             # Isolated documents: the rows become one, since it is documents that attention keeps apart. The borders
             # stay on the host, where the kernels' sizes are computed.
-            ids = ids.view(1, -1)
+            ids = ids.reshape(1, -1)
             lengths = [length for row in batch["lengths"] for length in row]
             borders = torch.tensor([0, *accumulate(lengths)])
         hidden = self.model.model(ids, cu_seqlens=borders)
