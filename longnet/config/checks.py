@@ -10,6 +10,7 @@ from typing import Any
 
 from .attention import collect_specs
 from .bounds import check_bounds
+from .data import check_data
 from .machine import Machine
 from .naming import LONGEST_NAME, as_run_name, is_run_name
 from .schema import JobConfig
@@ -27,6 +28,7 @@ def check(job: JobConfig, problems: Problems, machine: Machine) -> None:
     check_bounds(job, problems)
     _check_heads(job, problems)
     _check_vocabulary(job, problems)
+    check_data(job, problems)
     _check_attention(job, problems)
     _check_checkpointing(job, problems)
     _check_memory(job, problems)
@@ -248,12 +250,6 @@ def _check_run(job: JobConfig, problems: Problems) -> None:
             "resume",
             f"resume={show(job.resume)}: no such file or directory; expected auto, never, a run's directory or one of "
             "its checkpoints",
-        )
-    if job.data.path is not None and not problems.about("data.path") and not os.path.exists(job.data.path):
-        problems.add(
-            "data.path",
-            f"data.path={show(job.data.path)}: no such file or directory; null lets "
-            f"data.source={job.data.source} find its own",
         )
 
 

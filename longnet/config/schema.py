@@ -89,12 +89,30 @@ class AttentionConfig:
 class DataConfig:
     """What is read, and in which rows and batches."""
 
-    source: Literal["stdlib"] = "stdlib"
+    source: Literal[
+        "stdlib", "text", "jsonl", "parquet", "arrow", "hf", "prepared", "mixture",
+        "passkey", "recall", "copy", "multi_hop",
+    ] = "stdlib"  # fmt: skip
     path: str | None = None
-    tokenizer: Literal["bytes"] = "bytes"
+    include: list[str] | None = None
+    text_field: str = "text"
+    subset: str | None = None
+    revision: str | None = None
+    split: str = "train"
+    validation_split: str | None = None
+    streaming: bool = False
+    block_rows: int = 256
+    on_bad_input: Literal["fatal", "skip"] = "fatal"
+    tokenizer: str | None = "bytes"
+    packing: Literal["concat", "isolate", "whole"] = "concat"
     context_length: int = 2048
     batch_size: int = 8
     validation_fraction: float = 0.05
+    validation_every: int | None = None
+    samples: int = 10_000
+    validation_samples: int = 64
+    answer_only: bool = False
+    mixture: list[Any] = field(default_factory=list)
     num_workers: int = 0
 
 

@@ -63,10 +63,11 @@ class LongNetModel(LongNetPreTrainedModel):
         """
         seq_len = input_ids.shape[1]
         context = self.config.max_position_embeddings
-        if self.config.position_embedding == "xpos" and seq_len > context:
+        xpos = self.config.position_embedding == "xpos"
+        if xpos and (longest := seq_len if cu_seqlens is None else int(cu_seqlens.diff().max())) > context:
             raise ValueError(
-                f"input_ids has {seq_len} positions: xPos is scaled for max_position_embeddings={context}; "
-                f"give at most that many, or set max_position_embeddings={seq_len} before the model is built"
+                f"input_ids has {longest} positions: xPos is scaled for max_position_embeddings={context}; "
+                f"give at most that many, or set max_position_embeddings={longest} before the model is built"
             )
         if position_ids is None:
             if cu_seqlens is None:

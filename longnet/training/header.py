@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from longnet.data import Corpus
 from longnet.model import LongNetForCausalLM
 
 from .environment import cpu_model
@@ -15,9 +16,8 @@ def describe_session(session: Session) -> dict[str, str]:
     """The facts for the header, by name."""
     data, model, trainer = session.data, session.module.model, session.job.trainer
     shape, context = model.config, data.corpus.train.context_length
-    rows = data.batch_size * data.accumulate * data.world_size
-    epochs = trainer.max_steps * rows / data.train_rows
-    train, held_out = (data.corpus.num_bytes[side] / 1e6 for side in ("train", "validation"))
+    rows = data.rows_per_step
+    epochs = f", {trainer.max_steps * rows / data.train_rows:.2g} epochs" if data.train_rows else ""
     resumed = f", going on from step {session.start_step:,}" if session.start_step else ""
     return {
         "run": f"{session.run.path}{resumed}",
@@ -25,10 +25,19 @@ def describe_session(session: Session) -> dict[str, str]:
         "model": f"{quantity(model.num_parameters())} parameters, {shape.num_hidden_layers} layers of "
         f"{shape.hidden_size}, {shape.num_attention_heads} heads",
         "attention": _attention(model),
-        "data": f"{data.corpus.source}, {train:.1f} MB to train, {held_out:.1f} MB held out",
+        "data": _data(data.corpus),
         "step": f"{rows} row{'s' if rows > 1 else ''} of {context:,} tokens = {rows * context:,}",
-        "steps": f"{trainer.max_steps:,}, {quantity(trainer.max_steps * rows * context)} tokens, {epochs:.2g} epochs",
+        "steps": f"{trainer.max_steps:,}, {quantity(trainer.max_steps * rows * context)} tokens{epochs}",
     }
+
+
+def _data(corpus: Corpus) -> str:
+    held_out = f"{corpus.num_bytes['validation'] / 1e6:.1f} MB held out"
+    if "train" in corpus.num_bytes:
+        amount = f"{corpus.num_bytes['train'] / 1e6:.1f} MB to train"
+    else:
+        amount = "a stream" if corpus.is_stream else f"{corpus.documents['train']:,} samples to train"
+    return ", ".join([corpus.source, amount, held_out, *([corpus.skipped] if corpus.skipped else [])])
 
 
 def _device(session: Session) -> str:
@@ -40,7 +49,8 @@ def _device(session: Session) -> str:
     else:
         threads = torch.get_num_threads()
         name = f"CPU {cpu_model()}, {threads} thread{'s' if threads > 1 else ''}"
-    count = f"{session.data.world_size} x " if session.data.world_size > 1 else ""
+    processes = session.job.trainer.devices * session.job.trainer.num_nodes
+    count = f"{processes} x " if processes > 1 else ""
     return f"{count}{name}, {placement.precision_name}{', compiled' if placement.compile else ''}"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,7 @@ class LongNetModule(LightningModule):
             self.model, self.optim.lr, (beta1, beta2), self.optim.eps, self.optim.weight_decay, fused
         )
 
-    def training_step(self, batch: dict[str, Tensor]) -> None:
+    def training_step(self, batch: dict[str, Any]) -> None:
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
         for group in optimizer.param_groups:
@@ -163,7 +164,7 @@ class LongNetModule(LightningModule):
     def on_validation_epoch_start(self) -> None:
         self._validation_sums = torch.zeros(2, device=self.device)
 
-    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         sums = self._loss_sums(batch)
         self._validation_sums += torch.stack([sums.nll, sums.tokens.to(sums.nll.dtype)])
 
@@ -176,12 +177,20 @@ class LongNetModule(LightningModule):
             metrics["val/bits_per_byte"] = nll / math.log(2) / num_bytes
         self.log_dict(metrics, logger=False)
 
-    def _micro_batches(self, batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-        parts = [tensor.split(self.micro_batch_size) for tensor in batch.values()]
-        return [dict(zip(batch, tensors, strict=True)) for tensors in zip(*parts, strict=True)]
+    def _micro_batches(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
+        size = self.micro_batch_size
+        starts = range(0, len(batch["input_ids"]), size)
+        return [{name: rows[start : start + size] for name, rows in batch.items()} for start in starts]
 
-    def _loss_sums(self, batch: dict[str, Tensor]) -> LossSums:
-        hidden = self.model.model(batch["input_ids"])
+    def _loss_sums(self, batch: dict[str, Any]) -> LossSums:
+        ids, borders = batch["input_ids"], None
+        if "lengths" in batch:
+            # Isolated documents: the rows become one, since it is documents that attention keeps apart. The borders
+            # stay on the host, where the kernels' sizes are computed.
+            ids = ids.reshape(1, -1)
+            lengths = [length for row in batch["lengths"] for length in row]
+            borders = torch.tensor([0, *accumulate(lengths)])
+        hidden = self.model.model(ids, cu_seqlens=borders)
         return linear_cross_entropy(
             hidden.flatten(0, 1),
             self.model.lm_head.weight,

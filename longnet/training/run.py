@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
@@ -14,9 +15,9 @@ from rich.console import Console
 
 from longnet.config import resolve_attention
 from longnet.config.machine import is_first_process
-from longnet.config.schema import JobConfig
+from longnet.config.schema import DataConfig, JobConfig
 from longnet.data import Corpus, build_corpus
-from longnet.evaluation.baselines import measure_baselines
+from longnet.evaluation.baselines import Baselines, measure_baselines
 from longnet.model import LongNetConfig, LongNetForCausalLM
 
 from . import activation_checkpointing
@@ -37,6 +38,9 @@ from .report import generate_sample, plot_loss, show_summary
 from .rundir import RunDirectory
 from .session import Session
 from .throughput import TrainingClock, training_flops_per_token
+
+# Training bytes that the baselines look at.
+BASELINE_BYTES = 64 * 2**20
 
 
 def train(job: JobConfig) -> None:
@@ -86,13 +90,7 @@ def build_session(job: JobConfig) -> Session:
     if placement.accelerator == "cuda":
         torch.set_float32_matmul_precision("high")
     seed_everything(job.seed, verbose=False)
-    corpus = build_corpus(
-        job.data.source,
-        context_length=job.data.context_length,
-        validation_fraction=job.data.validation_fraction,
-        path=job.data.path,
-        tokenizer=job.data.tokenizer,
-    )
+    corpus = build_corpus(**_corpus_options(job.data), seed=job.seed)
     if checkpoint and first:
         run.check_same_data(checkpoint, corpus.fingerprint)
     if placement.compile:
@@ -107,7 +105,7 @@ def build_session(job: JobConfig) -> Session:
         num_workers=job.data.num_workers,
         val_batches=job.trainer.val_batches,
         overfit_batches=job.trainer.overfit_batches,
-        world_size=job.trainer.devices * job.trainer.num_nodes,
+        data_world=job.trainer.devices * job.trainer.num_nodes,
     )
     return Session(job, placement, run, Console(quiet=not first), module, data, checkpoint, start_step)
 
@@ -116,6 +114,11 @@ def build_module(job: JobConfig, corpus: Corpus, placement: Placement) -> LongNe
     """The model, freshly initialised, and how it is trained."""
     shape = asdict(job.model)
     shape["vocab_size"] = job.model.vocab_size or corpus.vocab_size
+    if shape["vocab_size"] < corpus.vocab_size:
+        raise ValueError(
+            f"model.vocab_size={shape['vocab_size']}: expected at least {corpus.vocab_size}, the ids of the tokenizer "
+            f"{corpus.tokenizer.name}; null takes the tokenizer's own"
+        )
     config = LongNetConfig(
         **shape,
         attention=resolve_attention(job),
@@ -147,13 +150,14 @@ def fit(session: Session) -> None:
             training_flops_per_token(module.model, job.data.context_length),
             session.placement.matmul_dtype,
             clock,
+            session.data,
             listeners=[progress.on_row] if progress else [],
         ),
         Checkpoints(run.last, run.best, job.callbacks.save_every, clock),
         SaveOnInterrupt(run.last, console),
     ]
     profiler = SimpleProfiler() if job.trainer.profiler == "simple" else None
-    loggers = build_loggers(job.logger, run)
+    loggers = build_loggers(job.logger, run, parts=session.data.corpus.weights)
     try:
         log_config(loggers, asdict(job))
         trainer = build_trainer(session, callbacks, loggers, profiler)
@@ -201,7 +205,7 @@ def finish(session: Session) -> None:
 
     baselines = sample = None
     if options.summary:
-        baselines = measure_baselines(session.data.validation_content(), corpus.content("train"))
+        baselines = _measure_baselines(session.data)
     if options.plot:
         plot_loss(run.metrics, run.plot, run.name, baselines)
     if not options.summary:
@@ -215,6 +219,23 @@ def finish(session: Session) -> None:
             )
         run.sample.write_text(sample)
     show_summary(session.console, run, baselines, sample)
+
+
+def _corpus_options(data: DataConfig) -> dict[str, Any]:
+    """What the corpus is made of: all but how it is dealt out."""
+    return {name: value for name, value in asdict(data).items() if name not in ("batch_size", "num_workers")}
+
+
+def _measure_baselines(data: TextDataModule) -> Baselines | None:
+    corpus = data.corpus
+    # What xz can refer back to is enough to know how common each byte is, and a corpus may be larger than memory.
+    content = (
+        b""
+        if data.train_rows is None
+        else corpus.content("train", min(data.train_rows, -(-BASELINE_BYTES // corpus.train.context_length)))
+    )
+    validation = data.validation_content()
+    return measure_baselines(validation, content) if content and validation else None
 
 
 def show_finished(session: Session) -> None:
