@@ -45,6 +45,11 @@ def _no_dropout(device: torch.device) -> Tensor:
     return torch.zeros(2, dtype=torch.int64, device=device)
 
 
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
 class CpuFlash:
     name = "cpu flash"
     # It computes up to 512 keys for every query of a block and masks the future afterwards: at 512 rows a causal block
@@ -85,7 +90,7 @@ class _CudaKernel:
     def unsupported(self, q: Tensor, k: Tensor) -> str | None:
         if q.device.type != "cuda":
             return f"needs a CUDA tensor, got {q.device.type}"
-        if torch.cuda.get_device_capability(q.device) < (8, 0):
+        if _capability(q.device) < (8, 0):
             return "needs compute capability 8.0"
         if q.dtype not in (torch.float16, torch.bfloat16):
             return f"needs float16 or bfloat16, got {q.dtype}"
@@ -102,8 +107,6 @@ class CudnnFlash(_CudaKernel):
     def unsupported(self, q: Tensor, k: Tensor) -> str | None:
         if not torch.backends.cuda.cudnn_sdp_enabled() or not torch.backends.cudnn.is_available():
             return "cuDNN attention is switched off or missing"
-        if q.shape[2] != k.shape[2]:
-            return "takes as many KV heads as query heads"
         if q.shape[1] == 1 or k.shape[1] == 1:
             return "takes more than one row"
         return super().unsupported(q, k)

@@ -8,6 +8,7 @@ registered as custom ops, so that torch.compile, activation checkpointing and me
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -38,6 +39,10 @@ def attend_by_levels(
     )  # fmt: skip
 
 
+# Ops take plain values; checking them again in every call would cost more than some kernels do.
+_pattern = lru_cache(DilationPattern)
+
+
 @torch.library.custom_op("longnet::dilated_forward", mutates_args=())
 def dilated_forward(
     q: Tensor,
@@ -53,7 +58,7 @@ def dilated_forward(
     dropout_p: float,
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    pattern = DilationPattern(tuple(segment_lengths), tuple(dilation_rates), heads, shift)
+    pattern = _pattern(tuple(segment_lengths), tuple(dilation_rates), heads, shift)
     return forward(q, k, v, pattern, causal, scale, cu_seqlens, dropout_p, seed)
 
 
@@ -110,7 +115,7 @@ def dilated_backward(
     dropout_p: float,
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    pattern = DilationPattern(tuple(segment_lengths), tuple(dilation_rates), heads, shift)
+    pattern = _pattern(tuple(segment_lengths), tuple(dilation_rates), heads, shift)
     return backward(grad, q, k, v, out, lse, pattern, causal, scale, cu_seqlens, dropout_p, seed)
 
 

@@ -37,25 +37,25 @@ class Tile:
     kv_heads: range
     diagonal: bool
 
-    def queries(self, x_BNHD: Tensor) -> Tensor:
-        """This tile's (B, S, L, heads, D) view of q, or of anything shaped like it."""
-        return self._rows(x_BNHD, self.heads)
+    def queries(self, x: Tensor) -> Tensor:
+        """This tile's (..., S, L, heads, D) view of q (..., N, H, D), or of anything shaped like it."""
+        return self._rows(x, self.heads)
 
-    def keys(self, x_BNHD: Tensor) -> Tensor:
-        """This tile's (B, S, L, kv_heads, D) view of k or v; a diagonal one has keys for each query head."""
-        return self._rows(x_BNHD, self.kv_heads)
+    def keys(self, x: Tensor) -> Tensor:
+        """This tile's (..., S, L, kv_heads, D) view of k or v; a diagonal one has keys for each query head."""
+        return self._rows(x, self.kv_heads)
 
-    def _rows(self, x_BNHD: Tensor, heads: range) -> Tensor:
+    def _rows(self, x: Tensor, heads: range) -> Tensor:
         # One as_strided in the place of a chain of slices: the calls are many, and each view costs the host time.
-        stride_B, stride_N, stride_H, stride_D = x_BNHD.stride()
+        *stride_batch, stride_N, stride_H, stride_D = x.stride()
         number, stride_head = len(heads), heads.step * stride_H
         if self.diagonal:
             stride_head = stride_N + (stride_H if len(heads) == len(self.heads) else 0)
             number = len(self.heads)
-        return x_BNHD.as_strided(
-            (x_BNHD.shape[0], self.run.number, self.num_rows, number, x_BNHD.shape[3]),
-            (stride_B, self.run.length * stride_N, self.rate * stride_N, stride_head, stride_D),
-            x_BNHD.storage_offset() + (self.run.start + self.first_row) * stride_N + heads.start * stride_H,
+        return x.as_strided(
+            (*x.shape[:-3], self.run.number, self.num_rows, number, x.shape[-1]),
+            (*stride_batch, self.run.length * stride_N, self.rate * stride_N, stride_head, stride_D),
+            x.storage_offset() + (self.run.start + self.first_row) * stride_N + heads.start * stride_H,
         )
 
 

@@ -89,6 +89,7 @@ BOUNDS = {
     "trainer.val_every": COUNT,
     "trainer.val_batches": COUNT,
     "trainer.overfit_batches": NOT_NEGATIVE,
+    "trainer.tile": COUNT,
     "trainer.activation_checkpointing.every": COUNT,
     "callbacks.save_every": COUNT,
     "callbacks.sample_tokens": NOT_NEGATIVE,

@@ -119,7 +119,7 @@ class OptimConfig:
 class ActivationCheckpointingConfig:
     """What is recomputed in backward instead of kept."""
 
-    kind: Literal["none", "full", "selective"] = "none"
+    kind: Literal["none", "selective", "full", "offload"] = "none"
     every: int = 1
 
 
@@ -140,6 +140,8 @@ class TrainerConfig:
     val_batches: int | None = None
     overfit_batches: int = 0
     profiler: Literal["none", "simple"] = "none"
+    residual: Literal["fp32", "bf16"] = "fp32"
+    tile: int | None = None
     activation_checkpointing: ActivationCheckpointingConfig = field(default_factory=ActivationCheckpointingConfig)
 
 

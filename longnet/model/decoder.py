@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,7 +34,14 @@ class LongNetPreTrainedModel(PreTrainedModel):
 
 
 class LongNetModel(LongNetPreTrainedModel):
-    """The decoder without its head: token ids to hidden states."""
+    """The decoder without its head: token ids to hidden states.
+
+    ``residual_dtype`` is the residual stream's, the embedding's own by default; autocast leaves that alone. ``tiles``,
+    called as ``tiles(module, x, residual_dtype)``, applies the embedding and the last norm to parts of the sequence.
+    """
+
+    residual_dtype: torch.dtype | None = None
+    tiles: Callable[..., Tensor] | None = None
 
     def __init__(self, config: LongNetConfig) -> None:
         super().__init__(config)
@@ -65,12 +73,15 @@ class LongNetModel(LongNetPreTrainedModel):
                 position_ids = torch.arange(seq_len, device=input_ids.device)[None]
             else:
                 position_ids = document_positions(cu_seqlens.to(input_ids.device), seq_len)
-        hidden: Tensor = self.embed_tokens(input_ids)
+        hidden = self._each_position(self.embed_tokens, input_ids)
         rotation = self.rotary_emb(hidden, position_ids)
         for layer in self.layers:
             hidden = layer(hidden, rotation, cu_seqlens)
-        out: Tensor = self.norm(hidden)
-        return out
+        return self._each_position(self.norm, hidden)
+
+    def _each_position(self, module: nn.Module, x: Tensor) -> Tensor:
+        out: Tensor = module(x) if self.tiles is None else self.tiles(module, x, self.residual_dtype)
+        return out if self.residual_dtype is None else out.to(self.residual_dtype)
 
 
 class LongNetForCausalLM(LongNetPreTrainedModel, GenerationMixin):

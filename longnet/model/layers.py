@@ -46,14 +46,17 @@ class LongNetAttention(nn.Module):
         self.sub_layernorm = build_norm(config, inner) if config.sub_layernorm else nn.Identity()
         self.block = build_block(config.block_spec(layer))
 
-    def forward(self, hidden: Tensor, rotation: Rotation, cu_seqlens: Tensor | None = None) -> Tensor:
+    def project_in(self, hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = (
             projection(hidden).unflatten(-1, (-1, self.head_dim))
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         q = rotate(q, rotation.query_cos, rotation.query_sin)
         k = rotate(k, rotation.key_cos, rotation.key_sin)
-        out: Tensor = self.o_proj(self.sub_layernorm(self.block(q, k, v, cu_seqlens).flatten(-2)))
+        return q, k, v
+
+    def project_out(self, attended: Tensor) -> Tensor:
+        out: Tensor = self.o_proj(self.sub_layernorm(attended.flatten(-2)))
         return out
 
 
@@ -77,12 +80,17 @@ class LongNetMLP(nn.Module):
 class LongNetDecoderLayer(nn.Module):
     """Pre-norm attention and MLP.
 
+    Only ``attend`` looks across positions. What comes before it and after it works on each position alone, so on any
+    part of the sequence.
+
     ``recompute`` is how activation checkpointing enters: called as ``recompute(function, *inputs)`` in training, it
     gives the function's output and decides what is kept for backward. It is inside ``forward``, so that a layer that
     is compiled compiles it too, and it holds no reference to the layer, so that a copied layer stays whole.
+    ``tiles``, called as ``tiles(layer, *inputs)``, takes the place of the whole forward pass.
     """
 
     recompute: Callable[..., Tensor] | None = None
+    tiles: Callable[..., Tensor] | None = None
 
     def __init__(self, config: LongNetConfig, layer: int) -> None:
         super().__init__()
@@ -93,10 +101,24 @@ class LongNetDecoderLayer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, hidden: Tensor, rotation: Rotation, cu_seqlens: Tensor | None = None) -> Tensor:
+        if self.tiles is not None:
+            return self.tiles(self, hidden, rotation, cu_seqlens)
         if self.recompute is not None and torch.is_grad_enabled():
             return self.recompute(self._forward, hidden, rotation, cu_seqlens)
         return self._forward(hidden, rotation, cu_seqlens)
 
     def _forward(self, hidden: Tensor, rotation: Rotation, cu_seqlens: Tensor | None) -> Tensor:
-        hidden = hidden + self.dropout(self.self_attn(self.input_layernorm(hidden), rotation, cu_seqlens))
+        return self.after_attention(hidden, self.attend(*self.before_attention(hidden, rotation), cu_seqlens))
+
+    def before_attention(self, hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, in (B, N, H, D)."""
+        return self.self_attn.project_in(self.input_layernorm(hidden), rotation)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+        attended: Tensor = self.self_attn.block(q, k, v, cu_seqlens)
+        return attended
+
+    def after_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """The layer's output from its input and what the attention block gave."""
+        hidden = hidden + self.dropout(self.self_attn.project_out(attended))
         return hidden + self.dropout(self.mlp(self.post_attention_layernorm(hidden)))

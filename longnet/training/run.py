@@ -28,7 +28,7 @@ from .interrupt import SaveOnInterrupt
 from .loggers import build_loggers, close_loggers, log_config
 from .metrics import read_metrics
 from .module import LongNetModule
-from .placement import place
+from .placement import Placement, place
 from .progress import build_progress, show_header
 from .quiet import quiet_libraries
 from .recorder import Recorder
@@ -94,12 +94,10 @@ def build_session(job: JobConfig) -> Session:
     )
     if checkpoint and first:
         run.check_same_data(checkpoint, corpus.fingerprint)
-    module = build_module(job, corpus)
     if placement.compile:
         # The jobs of a sweep share a process; what one has compiled must not use up the next one's share.
         torch.compiler.reset()
-        for layer in module.model.model.layers:
-            layer.compile()
+    module = build_module(job, corpus, placement)
     data = TextDataModule(
         corpus,
         batch_size=job.data.batch_size,
@@ -113,7 +111,7 @@ def build_session(job: JobConfig) -> Session:
     return Session(job, placement, run, Console(quiet=not first), module, data, checkpoint, start_step)
 
 
-def build_module(job: JobConfig, corpus: Corpus) -> LongNetModule:
+def build_module(job: JobConfig, corpus: Corpus, placement: Placement) -> LongNetModule:
     """The model, freshly initialised, and how it is trained."""
     shape = asdict(job.model)
     shape["vocab_size"] = job.model.vocab_size or corpus.vocab_size
@@ -125,8 +123,10 @@ def build_module(job: JobConfig, corpus: Corpus) -> LongNetModule:
         eos_token_id=corpus.tokenizer.eos_id,
     )
     model = LongNetForCausalLM(config)
+    if placement.precision_name == "bf16" and job.trainer.residual == "bf16":
+        model.model.residual_dtype = torch.bfloat16
     recompute = job.trainer.activation_checkpointing
-    activation_checkpointing.apply(model, recompute.kind, recompute.every)
+    activation_checkpointing.apply(model, recompute.kind, recompute.every, job.trainer.tile, placement.compile)
     return LongNetModule(model, job.optim, job.trainer.max_steps, job.data.batch_size, job.seed)
 
 

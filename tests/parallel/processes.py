@@ -16,7 +16,7 @@ from typing import Any
 
 @cache
 def _context() -> Any:
-    # The server imports torch once, with what the first custom op would bring in; each process is then a fork of it, in milliseconds.
+    # The server imports torch once, with what the first custom op would bring in; each process is then a quick fork.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch._dynamo", "longnet.parallel.attention"])
     return context
