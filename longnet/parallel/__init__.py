@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .mesh import MeshShape as MeshShape
     from .modules import RingDilatedAttention as RingDilatedAttention
     from .modules import RingMultiheadDilatedAttention as RingMultiheadDilatedAttention
+    from .share import SequenceShare as SequenceShare
 
 _HOME = {
     "FORMS": "attention",
@@ -21,6 +22,7 @@ _HOME = {
     "RingDilatedAttention": "modules",
     "RingMultiheadDilatedAttention": "modules",
     "SequenceGroup": "group",
+    "SequenceShare": "share",
     "attention_traffic": "communication",
     "sequence_parallel_attention": "attention",
 }

@@ -72,30 +72,56 @@ def sequence_parallel_attention(
         assert isinstance(out, Tensor)
         return out
 
-    if cu_seqlens is not None:
-        raise ValueError("cu_seqlens is given: packed documents are not supported over several ranks; give one a row")
-    if backend not in ("auto", "sdpa"):
-        raise ValueError(f"backend={backend!r}: expected 'auto' or 'sdpa' over several ranks; nearest: 'sdpa'")
-    q, k, v = checked_inputs(q, k, v, pattern, dropout_p, scale)
-    ranks = SequenceGroup.of(group)
-    length = q.shape[1]
-    if seq_len is None:
-        seq_len = length * ranks.size
-    elif seq_len < 1 or shard_length(ranks.size, seq_len) != length:
-        low, high = (length - 1) * ranks.size + 1, length * ranks.size
-        raise ValueError(
-            f"seq_len={seq_len}: q has {length} positions on each of {ranks.size} ranks, which fits {low} to {high}; "
-            f"the nearest is {min(max(seq_len, low), high)}"
-        )
-    if form == "ulysses":
-        ulysses.head_plan(0, ranks.size, q.shape[2], k.shape[2])
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    # Drawn here, outside the op, so that activation checkpointing replays the same dropout.
-    seed = torch.randint(2**62, (1,)) if dropout_p > 0.0 else None
-    levels = (pattern.segment_lengths, pattern.dilation_rates, pattern.heads, pattern.shift)
-    op = ulysses_forward if form == "ulysses" else sharded_forward
-    result: Tensor = op(q, k, v, *levels, causal, scale, dropout_p, seed, form, ranks.name, seq_len)[0]
-    return result
+    operator = ShardedOperator(form, SequenceGroup.of(group))
+    return operator(q, k, v, pattern, causal, scale, dropout_p, cu_seqlens, backend, seq_len)
+
+
+class ShardedOperator:
+    """``sequence_parallel_attention`` over one group of several ranks, for the place of ``dilated_attention``."""
+
+    def __init__(self, form: str, group: SequenceGroup) -> None:
+        self.form = form
+        # Plain values, which a compiler can read.
+        self.group, self.size = group.name, group.size
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        pattern: DilationPattern,
+        causal: bool = True,
+        scale: float | None = None,
+        dropout_p: float = 0.0,
+        cu_seqlens: Tensor | None = None,
+        backend: str = "auto",
+        seq_len: int | None = None,
+    ) -> Tensor:
+        if cu_seqlens is not None:
+            raise ValueError(
+                "cu_seqlens is given: packed documents are not supported over several ranks; give one a row"
+            )
+        if backend not in ("auto", "sdpa"):
+            raise ValueError(f"backend={backend!r}: expected 'auto' or 'sdpa' over several ranks; nearest: 'sdpa'")
+        q, k, v = checked_inputs(q, k, v, pattern, dropout_p, scale)
+        length = q.shape[1]
+        if seq_len is None:
+            seq_len = length * self.size
+        elif seq_len < 1 or shard_length(self.size, seq_len) != length:
+            low, high = (length - 1) * self.size + 1, length * self.size
+            raise ValueError(
+                f"seq_len={seq_len}: q has {length} positions on each of {self.size} ranks, which fits {low} to "
+                f"{high}; the nearest is {min(max(seq_len, low), high)}"
+            )
+        if self.form == "ulysses":
+            ulysses.head_plan(0, self.size, q.shape[2], k.shape[2])
+        scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+        # Drawn here, outside the op, so that activation checkpointing replays the same dropout.
+        seed = torch.randint(2**62, (1,)) if dropout_p > 0.0 else None
+        levels = (pattern.segment_lengths, pattern.dilation_rates, pattern.heads, pattern.shift)
+        op = ulysses_forward if self.form == "ulysses" else sharded_forward
+        out: Tensor = op(q, k, v, *levels, causal, scale, dropout_p, seed, self.form, self.group, seq_len)[0]
+        return out
 
 
 def _call(

@@ -59,12 +59,19 @@ class TextDataModule(LightningDataModule):
         """The bytes that validation predicts, for measuring something else on the same ones."""
         return self.corpus.content(self._validated, self.validation_rows)
 
+    @property
+    def rank(self) -> int:
+        """This process among those that read different rows; processes that share a sequence read the same."""
+        assert self.trainer is not None
+        sequence = getattr(self.trainer.strategy, "sequence", None)
+        return self.trainer.global_rank if sequence is None else sequence.shape.data_rank(self.trainer.global_rank)
+
     def train_dataloader(self) -> DataLoader[dict[str, torch.Tensor]]:
         assert self.trainer is not None
         sampler = StepBatchSampler(
             self.train_rows,
             self.batch_size * self.accumulate,
-            rank=self.trainer.global_rank,
+            rank=self.rank,
             world=self.world_size,
             seed=self.seed,
             start_step=self.trainer.global_step,
@@ -73,7 +80,7 @@ class TextDataModule(LightningDataModule):
 
     def val_dataloader(self) -> DataLoader[dict[str, torch.Tensor]]:
         assert self.trainer is not None
-        batches = validation_batches(len(self._validation), self.batch_size, self.trainer.global_rank, self.world_size)
+        batches = validation_batches(len(self._validation), self.batch_size, self.rank, self.world_size)
         return self._loader(self._validation, batches[: self._val_batches])
 
     def _loader(self, rows: Any, batches: Any) -> DataLoader[dict[str, torch.Tensor]]:
@@ -85,5 +92,5 @@ class TextDataModule(LightningDataModule):
             persistent_workers=self.num_workers > 0,
             pin_memory=self.trainer.strategy.root_device.type == "cuda",
             # Its own generator: starting an iterator must not advance the global random state.
-            generator=torch.Generator().manual_seed(self.seed),
+            generator=torch.Generator().manual_seed(self.seed + self.rank),
         )

@@ -155,7 +155,8 @@ class RunDirectory:
         rows = _rows_per_step(there), _rows_per_step(here)
         if rows[0] != rows[1]:
             differing.append(
-                f"  rows per step (data.batch_size x trainer.accumulate x processes): {rows[0]} there, {rows[1]} here"
+                "  rows per step (data.batch_size x trainer.accumulate x processes that read different rows): "
+                f"{rows[0]} there, {rows[1]} here"
             )
         if differing:
             raise ValueError(
@@ -207,7 +208,10 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _rows_per_step(config: Mapping[str, Any]) -> int:
     trainer = config["trainer"]
-    return config["data"]["batch_size"] * trainer["accumulate"] * trainer["devices"] * trainer["num_nodes"]
+    # Runs of before sequence parallelism have no such key.
+    sharing = config.get("strategy", {}).get("sequence_parallel_size", 1)
+    readers = trainer["devices"] * trainer["num_nodes"] // sharing
+    return config["data"]["batch_size"] * trainer["accumulate"] * readers
 
 
 def _show(value: Any) -> str:

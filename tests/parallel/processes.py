@@ -18,7 +18,7 @@ from typing import Any
 def _context() -> Any:
     # The server imports torch once, with what the first custom op would bring in; each process is then a quick fork.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "longnet.parallel.attention"])
+    context.set_forkserver_preload(["torch._dynamo", "longnet.training.run"])
     return context
 
 
@@ -68,6 +68,7 @@ def _process(rank: int, world: int, folder: str, pipe: Any, function: Callable[.
             "gloo", f"file://{folder}/store", rank=rank, world_size=world, timeout=timedelta(seconds=30)
         )
         pipe.send((None, function(*args)))
-        dist.barrier()
+        if dist.is_initialized():
+            dist.barrier()
     except BaseException:
         pipe.send((traceback.format_exc(), None))
