@@ -227,5 +227,5 @@ def show_finished(session: Session) -> None:
     if not run.config.exists():
         raise ValueError(message)
     session.console.print(message, soft_wrap=True, highlight=False)
-    session.module.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"])
+    session.module.load_state_dict(AtomicCheckpointIO().load_checkpoint(checkpoint)["state_dict"])
     finish(session)
