@@ -14,6 +14,7 @@ from .data import check_data
 from .machine import Machine
 from .naming import LONGEST_NAME, as_run_name, is_run_name
 from .schema import JobConfig
+from .sequence_parallel import check_sequence_parallel
 from .typed import Problems, show
 
 # ByT5's 3 special ids and the 256 bytes.
@@ -36,6 +37,7 @@ def check(job: JobConfig, problems: Problems, machine: Machine) -> None:
     _check_tokens_per_step(job, problems)
     _check_accelerator(job, problems, machine)
     _check_processes(job, problems, machine)
+    check_sequence_parallel(job, problems)
     _check_run(job, problems)
     _check_loggers(job, problems)
 
@@ -165,7 +167,9 @@ def _check_tokens_per_step(job: JobConfig, problems: Problems) -> None:
     parts = ("tokens_per_step", "accumulate", "devices", "num_nodes")
     if wanted is None or problems.about("data.context_length", "data.batch_size", *(f"trainer.{p}" for p in parts)):
         return
-    row_tokens = job.data.context_length * trainer.devices * trainer.num_nodes
+    # Processes that share a sequence read the same rows.
+    readers = max(1, trainer.devices * trainer.num_nodes // max(1, job.strategy.sequence_parallel_size))
+    row_tokens = job.data.context_length * readers
     if row_tokens * job.data.batch_size * trainer.accumulate == wanted:
         return
     rows = max(1, round(wanted / row_tokens))
@@ -175,7 +179,7 @@ def _check_tokens_per_step(job: JobConfig, problems: Problems) -> None:
     problems.add(
         "trainer.tokens_per_step",
         f"trainer.tokens_per_step={wanted}: context_length {job.data.context_length} x batch_size "
-        f"{job.data.batch_size} x accumulate {trainer.accumulate} x {trainer.devices * trainer.num_nodes} process(es) "
+        f"{job.data.batch_size} x accumulate {trainer.accumulate} x {readers} process(es) "
         f"is {row_tokens * job.data.batch_size * trainer.accumulate}; "
         f"data.batch_size={batch} trainer.accumulate={rows // batch}{exactly or ' gives it'}",
     )
@@ -228,7 +232,7 @@ def _check_processes(job: JobConfig, problems: Problems, machine: Machine) -> No
         problems.add(
             "strategy.name",
             f"strategy.name=auto: {devices * nodes} processes (trainer.devices={devices} trainer.num_nodes={nodes}) "
-            "need a strategy; expected strategy=ddp",
+            "need a strategy; expected strategy=ddp, or sequence_parallel to share each sequence",
         )
 
 

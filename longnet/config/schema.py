@@ -167,7 +167,10 @@ class TrainerConfig:
 class StrategyConfig:
     """How several processes share the work."""
 
-    name: Literal["auto", "ddp"] = "auto"
+    name: Literal["auto", "ddp", "sequence_parallel", "sequence_parallel_fsdp"] = "auto"
+    sequence_parallel_size: int = 1
+    sequence_parallel: Literal["gather", "ring", "ulysses"] = "gather"
+    timeout: float = 600.0
 
 
 @dataclass

@@ -19,9 +19,11 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from longnet.config.schema import OptimConfig
 from longnet.model import LongNetForCausalLM
+from longnet.parallel import SequenceShare
 
 from .loss import LossSums, linear_cross_entropy
 from .optim import build_optimizer
@@ -72,6 +74,10 @@ class LongNetModule(LightningModule):
         """The rate of the step about to be taken."""
         return self.optim.lr * self._schedule(self.global_step)
 
+    def configure_model(self) -> None:
+        if shard_model := getattr(self.trainer.strategy, "shard_model", None):
+            shard_model()
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         # A fused step would unscale fp16 gradients by itself, after they were to be clipped.
         fused = getattr(self.trainer.precision_plugin, "scaler", None) is None
@@ -85,6 +91,7 @@ class LongNetModule(LightningModule):
         assert isinstance(optimizer, LightningOptimizer)
         for group in optimizer.param_groups:
             group["lr"] = self.learning_rate
+        batch = self._own_part(batch)
 
         tokens = self._sum_over_processes((batch["labels"] != IGNORE_INDEX).sum())
         # The strategy averages gradients over the processes; the loss is a mean over all their tokens.
@@ -102,7 +109,7 @@ class LongNetModule(LightningModule):
         assert isinstance(optimizer, LightningOptimizer)
         devices = [self.device] if self.device.type == "cuda" else []
         ids = torch.arange(context_length, device=self.device) % self.model.config.vocab_size
-        batch = {name: ids.repeat(self.micro_batch_size, 1) for name in ("input_ids", "labels")}
+        batch = self._own_part({name: ids.repeat(self.micro_batch_size, 1) for name in ("input_ids", "labels")})
         reason = None
         with torch.random.fork_rng(devices):
             try:
@@ -148,7 +155,11 @@ class LongNetModule(LightningModule):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         # Here the gradients are unscaled and summed over the processes.
         limit = self.optim.gradient_clip or math.inf
-        self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        parameters = list(self.model.parameters())
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        # Of sharded parameters it is the norm of the shards together.
+        self.gradient_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        torch.nn.utils.clip_grads_with_norm_(parameters, limit, self.gradient_norm)
 
     def on_train_batch_end(self, *_: Any) -> None:
         # Asking to stop makes Lightning validate, so that every run ends with a validation of its final weights.
@@ -165,7 +176,7 @@ class LongNetModule(LightningModule):
         self._validation_sums = torch.zeros(2, device=self.device)
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        sums = self._loss_sums(batch)
+        sums = self._loss_sums(self._own_part(batch))
         self._validation_sums += torch.stack([sums.nll, sums.tokens.to(sums.nll.dtype)])
 
     def on_validation_epoch_end(self) -> None:
@@ -177,6 +188,16 @@ class LongNetModule(LightningModule):
             metrics["val/bits_per_byte"] = nll / math.log(2) / num_bytes
         self.log_dict(metrics, logger=False)
 
+    @property
+    def _sequence(self) -> SequenceShare | None:
+        return getattr(self.trainer.strategy, "sequence", None)
+
+    def _own_part(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """The positions of this process, where several share a sequence. Labels are shifted, so they go along."""
+        if self._sequence is None:
+            return batch
+        return self._sequence.cut(batch, {"labels": IGNORE_INDEX})
+
     def _micro_batches(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
         size = self.micro_batch_size
         starts = range(0, len(batch["input_ids"]), size)
@@ -184,13 +205,14 @@ class LongNetModule(LightningModule):
 
     def _loss_sums(self, batch: dict[str, Any]) -> LossSums:
         ids, borders = batch["input_ids"], None
+        positions = None if self._sequence is None else self._sequence.positions(ids.shape[1], ids.device)
         if "lengths" in batch:
             # Isolated documents: the rows become one, since it is documents that attention keeps apart. The borders
             # stay on the host, where the kernels' sizes are computed.
             ids = ids.reshape(1, -1)
             lengths = [length for row in batch["lengths"] for length in row]
             borders = torch.tensor([0, *accumulate(lengths)])
-        hidden = self.model.model(ids, cu_seqlens=borders)
+        hidden = self.model.hidden_states(ids, positions, borders)
         return linear_cross_entropy(
             hidden.flatten(0, 1),
             self.model.lm_head.weight,

@@ -10,7 +10,6 @@ import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.profilers import SimpleProfiler
-from lightning.pytorch.strategies import DDPStrategy
 from rich.console import Console
 
 from longnet.config import resolve_attention
@@ -37,6 +36,7 @@ from .recorder import Recorder
 from .report import generate_sample, plot_loss, show_summary
 from .rundir import RunDirectory
 from .session import Session
+from .strategy import answers_in_time, build_strategy, gather_weights
 from .throughput import TrainingClock, training_flops_per_token
 
 # Training bytes that the baselines look at.
@@ -105,7 +105,7 @@ def build_session(job: JobConfig) -> Session:
         num_workers=job.data.num_workers,
         val_batches=job.trainer.val_batches,
         overfit_batches=job.trainer.overfit_batches,
-        data_world=job.trainer.devices * job.trainer.num_nodes,
+        data_world=job.trainer.devices * job.trainer.num_nodes // job.strategy.sequence_parallel_size,
     )
     return Session(job, placement, run, Console(quiet=not first), module, data, checkpoint, start_step)
 
@@ -161,7 +161,9 @@ def fit(session: Session) -> None:
     try:
         log_config(loggers, asdict(job))
         trainer = build_trainer(session, callbacks, loggers, profiler)
-        trainer.fit(module, datamodule=session.data, ckpt_path=session.checkpoint, weights_only=True)
+        with answers_in_time(job.strategy.timeout):
+            trainer.fit(module, datamodule=session.data, ckpt_path=session.checkpoint, weights_only=True)
+            gather_weights(module, trainer.strategy)
     finally:
         close_loggers(loggers)
     if profiler is not None:
@@ -173,12 +175,11 @@ def build_trainer(
 ) -> Trainer:
     """Lightning's trainer, with everything it would add of its own turned off."""
     trainer = session.job.trainer
-    distributed = trainer.devices * trainer.num_nodes > 1
     return Trainer(
         accelerator=session.placement.accelerator,
         devices=trainer.devices,
         num_nodes=trainer.num_nodes,
-        strategy=DDPStrategy(gradient_as_bucket_view=True) if distributed else "auto",
+        strategy=build_strategy(session.job),
         precision=session.placement.precision,
         max_steps=trainer.max_steps,
         val_check_interval=trainer.val_every,
@@ -249,5 +250,5 @@ def show_finished(session: Session) -> None:
     if not run.config.exists():
         raise ValueError(message)
     session.console.print(message, soft_wrap=True, highlight=False)
-    session.module.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"])
+    session.module.load_state_dict(AtomicCheckpointIO().load_checkpoint(checkpoint)["state_dict"])
     finish(session)
