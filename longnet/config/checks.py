@@ -11,6 +11,7 @@ from typing import Any
 from .attention import collect_specs
 from .bounds import check_bounds
 from .data import check_data
+from .finetune import check_finetune
 from .machine import Machine
 from .naming import LONGEST_NAME, as_run_name, is_run_name
 from .schema import JobConfig
@@ -30,6 +31,7 @@ def check(job: JobConfig, problems: Problems, machine: Machine) -> None:
     _check_heads(job, problems)
     _check_vocabulary(job, problems)
     check_data(job, problems)
+    check_finetune(job, problems)
     _check_attention(job, problems)
     _check_checkpointing(job, problems)
     _check_memory(job, problems)
@@ -91,7 +93,8 @@ def _check_attention(job: JobConfig, problems: Problems) -> None:
         _check_reach(job, specs[: job.model.num_hidden_layers], problems)
     levels = max((len(s["segment_lengths"]) for s in specs if s.get("heads") == "grouped"), default=0)
     heads = job.model.num_attention_heads
-    if heads < levels and not problems.about("model.num_attention_heads"):
+    known = job.model.pretrained is None and not problems.about("model.num_attention_heads")
+    if known and heads < levels:
         problems.add(
             "attention.dilated.heads",
             f"attention.dilated.heads=grouped: expected a head for each of the {levels} levels, but "
@@ -118,7 +121,7 @@ def _check_reach(job: JobConfig, specs: list[dict[str, Any]], problems: Problems
 
 def _check_checkpointing(job: JobConfig, problems: Problems) -> None:
     every, layers = job.trainer.activation_checkpointing.every, job.model.num_hidden_layers
-    if problems.about("trainer.activation_checkpointing", "model.num_hidden_layers"):
+    if job.model.pretrained or problems.about("trainer.activation_checkpointing", "model.num_hidden_layers"):
         return
     if job.trainer.activation_checkpointing.kind != "none" and every > layers:
         problems.add(
@@ -129,6 +132,12 @@ def _check_checkpointing(job: JobConfig, problems: Problems) -> None:
 
 
 def _check_memory(job: JobConfig, problems: Problems) -> None:
+    if job.memory == "auto" and job.model.keep_code:
+        problems.add(
+            "memory",
+            "memory=auto: the memory of transformers' own code (model.keep_code=true) is not known; expected "
+            "memory=manual, or model.keep_code=false",
+        )
     processes = job.trainer.devices * job.trainer.num_nodes
     if job.memory == "auto" and processes > 1 and not problems.about("memory", "trainer.devices", "trainer.num_nodes"):
         problems.add(

@@ -8,6 +8,8 @@ from dataclasses import fields
 from glob import has_magic
 from typing import Any
 
+from longnet.data.pretrained import is_fetchable
+
 from .schema import DataConfig, JobConfig
 from .typed import Problems, did_you_mean, show
 
@@ -48,7 +50,7 @@ def _check_tokenizer(source: str, tokenizer: str | None, problems: Problems) -> 
     if tokenizer is None and source not in ("prepared", "mixture"):
         problems.add("data.tokenizer", f"data.tokenizer=null: only a prepared store has its own; data.source={source} "
                      "takes bytes or a tokenizer's directory")  # fmt: skip
-    elif tokenizer not in (None, "bytes") and not os.path.isdir(tokenizer):
+    elif tokenizer not in (None, "bytes") and not os.path.isdir(tokenizer) and not is_fetchable(tokenizer):
         problems.add(
             "data.tokenizer",
             f"data.tokenizer={show(tokenizer)}: expected bytes, or the directory of a Hugging Face tokenizer"

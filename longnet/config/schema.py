@@ -42,6 +42,9 @@ class ModelConfig:
     dropout: float = 0.0
     initialization: Literal["normal", "magneto"] = "normal"
     initializer_range: float = 0.02
+    pretrained: str | None = None
+    keep_code: bool = False
+    rope_extension: Literal["keep", "linear", "ntk", "dynamic", "yarn", "base"] = "keep"
 
 
 @dataclass
@@ -114,6 +117,20 @@ class DataConfig:
     answer_only: bool = False
     mixture: list[Any] = field(default_factory=list)
     num_workers: int = 0
+
+
+@dataclass
+class FinetuneConfig:
+    """What of a pretrained model is trained, and how its context grows."""
+
+    train: Literal["all", "attention", "no_embeddings", "lora"] = "all"
+    lora_rank: int = 16
+    lora_alpha: int = 32
+    lora_dropout: float = 0.0
+    lora_targets: list[str] = field(
+        default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    )
+    context_growth: list[Any] = field(default_factory=list)
 
 
 @dataclass
@@ -205,6 +222,7 @@ class JobConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from longnet.config.errors import JobError
 from longnet.config.schema import JobConfig
+from longnet.model import LongNetForCausalLM
 from longnet.planning import MemoryPlan, Workload, candidate_plans, choose_plan, predict_memory, suggest_savings
 
 from . import activation_checkpointing
@@ -83,6 +84,7 @@ class MemoryKeeper(Callback):
     def _use(self, module: LongNetModule, plan: MemoryPlan) -> None:
         self.plan = plan
         self._smaller = self._smaller[self._smaller.index(plan) + 1 :]
+        assert isinstance(module.model, LongNetForCausalLM)
         activation_checkpointing.apply(module.model, plan.kind, plan.every, plan.tile, self._placement.compile)
 
     def _explain(self, module: LongNetModule, reason: str) -> str:

@@ -8,7 +8,7 @@ micro-batches and processes, and ``global_step`` the number of optimiser steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from typing import Any
@@ -20,13 +20,14 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
 from longnet.config.schema import OptimConfig
-from longnet.model import LongNetForCausalLM
 from longnet.parallel import SequenceShare
 
 from .loss import LossSums, linear_cross_entropy
 from .optim import build_optimizer
+from .pretrained import head_weight, hidden_states
 from .schedule import build_schedule
 
 IGNORE_INDEX = -100
@@ -41,6 +42,7 @@ class LongNetModule(LightningModule):
         max_steps: the length of the run, for the schedule.
         micro_batch_size: rows per forward pass; a batch is a whole number of these.
         seed: with the step and the process's rank it fixes dropout, so a resumed run needs no random state.
+        context_growth: (context, share of the steps): up to that share, rows are cut into pieces of that context.
     """
 
     tokens_seen: Tensor
@@ -48,7 +50,13 @@ class LongNetModule(LightningModule):
     window_tokens: Tensor
 
     def __init__(
-        self, model: LongNetForCausalLM, optim: OptimConfig, max_steps: int, micro_batch_size: int, seed: int
+        self,
+        model: PreTrainedModel,
+        optim: OptimConfig,
+        max_steps: int,
+        micro_batch_size: int,
+        seed: int,
+        context_growth: Sequence[tuple[int, float]] = (),
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -61,6 +69,7 @@ class LongNetModule(LightningModule):
         self.out_of_memory: Callable[[str], None] | None = None
         self._validation_sums = torch.zeros(2)
         self._max_steps = max_steps
+        self._context_growth = context_growth
         self._schedule = build_schedule(
             optim.schedule, max_steps, optim.warmup_steps, optim.min_lr_ratio, optim.decay_fraction, optim.power
         )
@@ -145,7 +154,7 @@ class LongNetModule(LightningModule):
     def _backward_through(self, micro_batches: list[dict[str, Tensor]], scale: Tensor) -> Tensor:
         nll = torch.zeros((), device=self.device)
         for index, micro_batch in enumerate(micro_batches):
-            sums = self._loss_sums(micro_batch)
+            sums = self._loss_sums(micro_batch, self._context())
             # Backward is not to run under autocast: it takes its dtypes from the forward pass.
             with self._gradient_sync(index == len(micro_batches) - 1), torch.autocast(self.device.type, enabled=False):
                 self.manual_backward(sums.loss * scale)
@@ -203,19 +212,27 @@ class LongNetModule(LightningModule):
         starts = range(0, len(batch["input_ids"]), size)
         return [{name: rows[start : start + size] for name, rows in batch.items()} for start in starts]
 
-    def _loss_sums(self, batch: dict[str, Any]) -> LossSums:
+    def _context(self) -> int | None:
+        """The context of the step about to be taken, where it is shorter than the rows."""
+        share = self.global_step / self._max_steps
+        return next((context for context, until in self._context_growth if share < until), None)
+
+    def _loss_sums(self, batch: dict[str, Any], context: int | None = None) -> LossSums:
         ids, borders = batch["input_ids"], None
         positions = None if self._sequence is None else self._sequence.positions(ids.shape[1], ids.device)
+        if context is not None:
+            # Each piece is a row of its own: positions and segments begin anew, and the same tokens are predicted.
+            ids = ids.reshape(-1, context)
         if "lengths" in batch:
             # Isolated documents: the rows become one, since it is documents that attention keeps apart. The borders
             # stay on the host, where the kernels' sizes are computed.
             ids = ids.reshape(1, -1)
             lengths = [length for row in batch["lengths"] for length in row]
             borders = torch.tensor([0, *accumulate(lengths)])
-        hidden = self.model.hidden_states(ids, positions, borders)
+        hidden = hidden_states(self.model, ids, positions, borders)
         return linear_cross_entropy(
             hidden.flatten(0, 1),
-            self.model.lm_head.weight,
+            head_weight(self.model),
             batch["labels"].flatten(),
             ignore_index=IGNORE_INDEX,
             z_loss=self.optim.z_loss,

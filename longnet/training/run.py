@@ -16,6 +16,7 @@ from longnet.config import resolve_attention
 from longnet.config.machine import is_first_process
 from longnet.config.schema import DataConfig, JobConfig
 from longnet.data import Corpus, build_corpus
+from longnet.data.pretrained import ensure_checkpoint
 from longnet.evaluation.baselines import Baselines, measure_baselines
 from longnet.model import LongNetConfig, LongNetForCausalLM
 
@@ -23,6 +24,7 @@ from . import activation_checkpointing
 from .checkpoints import AtomicCheckpointIO, Checkpoints, checkpoint_step
 from .datamodule import TextDataModule
 from .environment import describe_environment
+from .finetune import choose_trained, merge_adapters
 from .header import describe_session
 from .interrupt import SaveOnInterrupt
 from .loggers import build_loggers, close_loggers, log_config
@@ -30,6 +32,7 @@ from .memory import MemoryKeeper
 from .metrics import read_metrics
 from .module import LongNetModule
 from .placement import Placement, place
+from .pretrained import load_pretrained
 from .progress import build_progress, show_header
 from .quiet import quiet_libraries
 from .recorder import Recorder
@@ -39,6 +42,8 @@ from .session import Session
 from .strategy import answers_in_time, build_strategy, gather_weights
 from .throughput import TrainingClock, training_flops_per_token
 
+# Keys of the model that say how to begin from a checkpoint.
+FROM_CHECKPOINT = ("pretrained", "keep_code", "rope_extension")
 # Training bytes that the baselines look at.
 BASELINE_BYTES = 64 * 2**20
 
@@ -90,6 +95,9 @@ def build_session(job: JobConfig) -> Session:
     if placement.accelerator == "cuda":
         torch.set_float32_matmul_precision("high")
     seed_everything(job.seed, verbose=False)
+    if job.model.pretrained:
+        # Before the corpus, which may be tokenized by the checkpoint's own tokenizer.
+        ensure_checkpoint(job.model.pretrained)
     corpus = build_corpus(**_corpus_options(job.data), seed=job.seed)
     if checkpoint and first:
         run.check_same_data(checkpoint, corpus.fingerprint)
@@ -111,8 +119,28 @@ def build_session(job: JobConfig) -> Session:
 
 
 def build_module(job: JobConfig, corpus: Corpus, placement: Placement) -> LongNetModule:
-    """The model, freshly initialised, and how it is trained."""
-    shape = asdict(job.model)
+    """The model, freshly initialised or from its checkpoint, and how it is trained."""
+    model = load_pretrained(job, corpus.tokenizer) if job.model.pretrained else _new_model(job, corpus)
+    choose_trained(model, job.finetune)
+    recompute = job.trainer.activation_checkpointing
+    if isinstance(model, LongNetForCausalLM):
+        if placement.precision_name == "bf16" and job.trainer.residual == "bf16":
+            model.model.residual_dtype = torch.bfloat16
+        activation_checkpointing.apply(model, recompute.kind, recompute.every, job.trainer.tile, placement.compile)
+    else:
+        activation_checkpointing.apply_to_decoder(model, recompute.kind, placement.compile)
+    return LongNetModule(
+        model,
+        job.optim,
+        job.trainer.max_steps,
+        job.data.batch_size,
+        job.seed,
+        [(int(context), share) for context, share in job.finetune.context_growth],
+    )
+
+
+def _new_model(job: JobConfig, corpus: Corpus) -> LongNetForCausalLM:
+    shape = {name: value for name, value in asdict(job.model).items() if name not in FROM_CHECKPOINT}
     shape["vocab_size"] = job.model.vocab_size or corpus.vocab_size
     if shape["vocab_size"] < corpus.vocab_size:
         raise ValueError(
@@ -126,12 +154,7 @@ def build_module(job: JobConfig, corpus: Corpus, placement: Placement) -> LongNe
         pad_token_id=corpus.tokenizer.pad_id,
         eos_token_id=corpus.tokenizer.eos_id,
     )
-    model = LongNetForCausalLM(config)
-    if placement.precision_name == "bf16" and job.trainer.residual == "bf16":
-        model.model.residual_dtype = torch.bfloat16
-    recompute = job.trainer.activation_checkpointing
-    activation_checkpointing.apply(model, recompute.kind, recompute.every, job.trainer.tile, placement.compile)
-    return LongNetModule(model, job.optim, job.trainer.max_steps, job.data.batch_size, job.seed)
+    return LongNetForCausalLM(config)
 
 
 def fit(session: Session) -> None:
@@ -143,7 +166,7 @@ def fit(session: Session) -> None:
     clock = TrainingClock()
     # The order matters: a step is recorded before it is saved, so a resumed run finds its row.
     callbacks: list[Callback] = [
-        MemoryKeeper(job, session.placement, console),
+        *([MemoryKeeper(job, session.placement, console)] if isinstance(module.model, LongNetForCausalLM) else []),
         *([progress] if progress else []),
         Recorder(
             job.trainer.log_every,
@@ -201,6 +224,7 @@ def build_trainer(
 def finish(session: Session) -> None:
     """Leaves the weights, the plot and a sample in the run's directory, and shows how it went."""
     run, options, corpus, model = session.run, session.job.callbacks, session.data.corpus, session.module.model
+    merge_adapters(model, session.job.finetune, run.adapter)
     model.save_pretrained(run.model)
     corpus.tokenizer.to_transformers(corpus.train.context_length).save_pretrained(run.model)
 

@@ -18,6 +18,8 @@ from longnet.data import PACKINGS, SOURCES, TASKS, build_corpus
 from longnet.data.build import SPEC_FIELDS
 from longnet.model import LongNetConfig
 from longnet.model.config import INITIALIZATIONS, NORMS, POSITION_EMBEDDINGS
+from longnet.model.rope_extension import KINDS
+from longnet.training.run import FROM_CHECKPOINT
 from longnet.training.schedule import SCHEDULES
 
 
@@ -45,5 +47,6 @@ def test_model() -> None:
     assert choices(ModelConfig, "position_embedding") == set(POSITION_EMBEDDINGS)
     assert choices(ModelConfig, "initialization") == set(INITIALIZATIONS)
     assert choices(ModelConfig, "hidden_act") <= set(ACT2FN)
-    own = {field.name for field in fields(ModelConfig)} - {"rope_theta"}
+    assert choices(ModelConfig, "rope_extension") == set(KINDS)
+    own = {field.name for field in fields(ModelConfig)} - {"rope_theta", *FROM_CHECKPOINT}
     assert own <= set(LongNetConfig().to_dict()) | {"vocab_size"}
