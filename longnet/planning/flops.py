@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from .workload import MemoryPlan, Workload
 
@@ -37,10 +38,8 @@ def count_flops(workload: Workload) -> Flops:
 
     model, context = workload.model, workload.context_length
     layers, hidden = model.num_hidden_layers, model.hidden_size
-    seen = {
-        number: build_block(spec).flops(context, model.num_attention_heads, model.head_dim)
-        for number, spec in enumerate(model.attention[:layers])
-    }
+    blocks: list[Any] = [build_block(spec) for spec in model.attention[:layers]]
+    seen = [block.flops(context, model.num_attention_heads, model.head_dim) for block in blocks]
     return Flops(
         attention_inputs=2 * layers * hidden * (workload.query_width + 2 * workload.key_width),
         attention=sum(seen[layer % len(seen)] for layer in range(layers)) / context,

@@ -72,7 +72,7 @@ def predict_memory(workload: Workload, plan: MemoryPlan, kernels: bool = True) -
     total, layer = count_parameters(workload)
     part, tokens = _Layer(workload), workload.tokens
     workspace = _attention_workspace(workload) if kernels else 0
-    positions, loss = _positions(workload), _loss(workload)
+    positions, loss = _positions(workload), _loss(workload, plan)
     head = 4 * workload.model.vocab_size * workload.model.hidden_size
     weights = gradients = 4 * total
     optimizer = 8 * total
@@ -181,13 +181,14 @@ def _norm(workload: Workload, width: int, size: int) -> int:
     return 2 * 4 * width + 4
 
 
-def _loss(workload: Workload) -> int:
+def _loss(workload: Workload, plan: MemoryPlan) -> int:
     model, size = workload.model, workload.compute_bytes
     rows = max(1, min(LOSS_CHUNK_ELEMENTS // model.vocab_size, -(-workload.tokens // LOSS_MIN_CHUNKS)))
     head = model.vocab_size * model.hidden_size
     # The last norm's input and output, the output as the products take it, and its gradient.
     copy = size if workload.precision != "fp32" and workload.residual_bytes == 4 else 0
-    per_token = _norm(workload, model.hidden_size, workload.residual_bytes)
+    whole = workload.residual_bytes * model.hidden_size
+    per_token = whole if plan.tile else _norm(workload, model.hidden_size, workload.residual_bytes)
     per_token += model.hidden_size * (workload.residual_bytes + copy + size)
     logits = rows * model.vocab_size * (4 + 2 * size)
     return workload.tokens * per_token + logits + head * (4 + (size if size < 4 else 0))

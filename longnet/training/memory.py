@@ -76,7 +76,7 @@ class MemoryKeeper(Callback):
             module.model.config,
             self._job.data.context_length,
             self._job.data.batch_size,
-            self._placement.precision_name,  # type: ignore[arg-type]
+            self._placement.precision_name,
             trainer.residual,
             fused_norm=on_gpu and (trainer.residual == "fp32" or self._placement.compile),
         )

@@ -22,12 +22,11 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         given = {id(leaf.untyped_storage()) for leaf in tree_leaves(args) if isinstance(leaf, Tensor)}
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and not leaf.is_meta:
-                storage = leaf.untyped_storage()
-                if id(storage) not in given:
-                    self._alive[id(storage)] = weakref.ref(storage)
-        self.peak = max(self.peak, self.now())
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and not leaf.is_meta]
+        made = [storage for leaf in outputs if id(storage := leaf.untyped_storage()) not in given]
+        self._alive |= {id(storage): weakref.ref(storage) for storage in made}
+        if made:
+            self.peak = max(self.peak, self.now())
         return result
 
     def now(self) -> int:

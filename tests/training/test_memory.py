@@ -69,7 +69,17 @@ def assert_same(result: Any, expected: Any) -> None:
         assert all(torch.equal(moments[number][name], state[name]) for name in state)
 
 
-def test_a_dry_step_changes_nothing(make_job, plans: list[MemoryPlan]) -> None:
+def test_a_dry_step_changes_nothing(make_job, plans: list[MemoryPlan], monkeypatch: pytest.MonkeyPatch) -> None:
+    step = LongNetModule.dry_step
+
+    def dry_step(self: LongNetModule, context_length: int) -> str | None:
+        before = torch.get_rng_state()
+        reason = step(self, context_length)
+        assert torch.equal(torch.get_rng_state(), before)
+        assert all(weight.grad is None for weight in self.parameters())
+        return reason
+
+    monkeypatch.setattr(LongNetModule, "dry_step", dry_step)
     expected = results(make_job(run__name="manual", model__dropout=0.1))
     assert not plans
     assert_same(results(make_job(run__name="auto", model__dropout=0.1, memory="auto")), expected)
