@@ -63,3 +63,27 @@ def test_undecodable_documents_are_named(tmp_path, bpe):
         build_corpus("text", **options)
     corpus = build_corpus("text", **options, on_bad_input="skip")
     assert corpus.documents == {"train": 5, "validation": 2}
+
+
+def test_a_stream_leaves_out_what_cannot_be_read_and_goes_on_exactly(tmp_path, bpe):
+    for number in range(1, 9):
+        (tmp_path / f"{number}.txt").write_bytes(b"good text, long enough" if number % 3 else b"bad \xff")
+    options = {"path": str(tmp_path), "tokenizer": str(bpe), "context_length": 4, "validation_every": 7}
+    options |= {"streaming": True, "block_rows": 3, "validation_samples": 1}
+    with pytest.raises(ValueError, match=r"3.txt: is not UTF-8"):
+        list(islice(StreamBatches(build_corpus("text", **options).train, 1), 40))
+    stream = build_corpus("text", **options, on_bad_input="skip").train
+    whole = list(islice(StreamBatches(stream, 1), 40))
+    for stop in (5, 11, 30):
+        resumed = islice(StreamBatches(stream, 1, state=whole[stop - 1]["state"]), 40 - stop)
+        for before, after in zip(whole[stop:], resumed, strict=True):
+            assert before["input_ids"].tolist() == after["input_ids"].tolist()
+
+
+def test_a_stream_of_nothing_but_bad_input_ends(tmp_path, bpe):
+    (tmp_path / "7.txt").write_text("held out, and long enough")
+    (tmp_path / "1.txt").write_bytes(b"bad \xff")
+    options = {"path": str(tmp_path), "tokenizer": str(bpe), "context_length": 4, "validation_every": 7}
+    stream = build_corpus("text", **options, streaming=True, on_bad_input="skip").train
+    with pytest.raises(ValueError, match="no document to train on"):
+        list(islice(StreamBatches(stream, 1), 2))

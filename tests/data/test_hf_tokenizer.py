@@ -116,6 +116,14 @@ def test_pieces_have_the_tokens_of_the_whole(tokenizer, words):
         assert np.concatenate(pieces).tolist() == whole.tolist()
 
 
+@pytest.mark.parametrize("size", range(40, 72, 3))
+def test_no_cut_goes_through_a_run_of_spaces(tokenizer, size):
+    text = b"word one    two\n\n three four   \n five" * 8
+    whole = tokenizer._encode_piece(text.decode())
+    pieces = [tokenizer._encode_piece(piece.decode()) for piece in split_text(text, size)]
+    assert np.concatenate(pieces).tolist() == whole.tolist()
+
+
 def test_long_texts_are_encoded_in_pieces(tokenizer, monkeypatch):
     text = some_text(3, 3000)
     whole = tokenizer.encode(text).tolist()

@@ -153,6 +153,7 @@ def test_whole_cuts_only_what_is_longer_than_a_row_and_wastes_little(lengths, co
             start += length
     for document, length in enumerate(lengths):
         assert len(where[document]) == -(-(length + 1) // context_length)
+    assert all((row["labels"] != IGNORE_INDEX).any() for row in rows)
     full = sum((length + 1) // context_length for length in lengths)
     rest = [(length + 1) % context_length for length in lengths if (length + 1) % context_length]
     # No two of the rows that are shared could be one, so they are at least half full on the whole.

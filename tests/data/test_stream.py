@@ -59,7 +59,7 @@ def test_it_goes_on_anywhere_exactly(contents, context, block_rows, stop, packin
 
 def test_a_place_is_a_few_integers():
     state = take(stream([b"abcdefgh" * 10]), 5)[-1]["state"]
-    assert set(state) == {"block", "epoch", "document", "offset", "row"}
+    assert set(state) == {"block", "document", "offset", "row"}
     assert all(isinstance(value, int) for value in state.values())
 
 
