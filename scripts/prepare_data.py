@@ -65,7 +65,7 @@ def train_tokenizer(options: argparse.Namespace) -> None:
 
         trained = train_bpe(contents(), options.vocab_size)
     trained.save_pretrained(options.output)
-    report_skipped(spec)
+    report_skipped(str(spec.skipped) if spec.skipped.count else "")
     console.print(f"{options.output}: {len(trained)} ids")
     console.print(f"next  python scripts/prepare_data.py tokenize ... --tokenizer {options.output}", soft_wrap=True)
 
@@ -76,7 +76,7 @@ def make_store(options: argparse.Namespace) -> None:
         prepared = tokenize(
             spec, options.tokenizer, options.output, workers=options.workers, dtype=options.dtype, on_progress=show
         )
-    report_skipped(spec)
+    report_skipped(prepared.skipped)
     if prepared.because:
         console.print(f"made again: {prepared.because}", highlight=False, soft_wrap=True)
     sides = prepared.manifest.sides
@@ -115,9 +115,9 @@ def build_spec(options: argparse.Namespace) -> SourceSpec:
     return SourceSpec(**values)
 
 
-def report_skipped(spec: SourceSpec) -> None:
-    if spec.skipped.count:
-        console.print(f"[yellow]{spec.skipped}", highlight=False, soft_wrap=True)
+def report_skipped(skipped: str) -> None:
+    if skipped:
+        console.print(skipped, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -14,9 +14,10 @@ MAY_IMPORT = {
     "data": {"attention"},
     "model": {"attention"},
     "parallel": {"attention"},
-    "config": {"attention", "data", "evaluation", "model", "parallel"},
-    "evaluation": {"attention", "data", "model", "parallel", "config"},
-    "training": {"attention", "data", "model", "parallel", "config", "evaluation"},
+    "planning": {"attention"},
+    "config": {"attention", "data", "evaluation", "model", "parallel", "planning"},
+    "evaluation": {"attention", "data", "model", "parallel", "planning", "config"},
+    "training": {"attention", "data", "model", "parallel", "planning", "config", "evaluation"},
 }
 ONLY_IN = {
     "lightning": {"training", "parallel"},

@@ -7,7 +7,7 @@ causal, has no parameters, and says what it costs by ``flops``.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,7 +18,12 @@ from .pattern import DilationPattern
 
 
 class Dilated(nn.Module):
-    """Dilated attention over the levels of a pattern."""
+    """Dilated attention over the levels of a pattern.
+
+    ``operator`` computes it: ``dilated_attention``, or one that takes its place where a sequence is spread over ranks.
+    """
+
+    operator: Callable[..., Any] = staticmethod(dilated_attention)
 
     def __init__(
         self,
@@ -36,7 +41,7 @@ class Dilated(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
         dropout_p = self.dropout if self.training else 0.0
-        out = dilated_attention(q, k, v, self.pattern, dropout_p=dropout_p, cu_seqlens=cu_seqlens, backend=self.backend)
+        out = self.operator(q, k, v, self.pattern, dropout_p=dropout_p, cu_seqlens=cu_seqlens, backend=self.backend)
         assert isinstance(out, Tensor)
         return out
 

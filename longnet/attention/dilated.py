@@ -90,10 +90,7 @@ def dilated_attention(
     Returns:
         The output (B, N, H, D), and with ``return_lse`` the LSE (B, N, H) in float32 (float64 for float64 inputs).
     """
-    _check_shapes(q, k, v)
-    q, k, v = autocast(q, k, v)
-    _check_dtypes(q, k, v)
-    _check_options(pattern, dropout_p, scale)
+    q, k, v = checked_inputs(q, k, v, pattern, dropout_p, scale)
     documents = None if cu_seqlens is None else _check_documents(cu_seqlens, q)
     name, _ = _choose_backend(backend, q, k)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
@@ -101,9 +98,20 @@ def dilated_attention(
         borders = None if documents is None else documents.tolist()
         out, lse = reference_attention(q, k, v, pattern, causal, scale, dropout_p, borders)
     else:
-        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         out, lse = attend_by_levels(q, k, v, pattern, causal, scale, dropout_p, documents)
     return (out, lse) if return_lse else out
+
+
+def checked_inputs(
+    q: Tensor, k: Tensor, v: Tensor, pattern: DilationPattern, dropout_p: float, scale: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v as the kernels take them; ValueError where they or the options do not fit together."""
+    _check_shapes(q, k, v)
+    q, k, v = autocast(q, k, v)
+    _check_dtypes(q, k, v)
+    _check_options(pattern, dropout_p, scale)
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    return q, k, v
 
 
 def explain_backend(q: Tensor, k: Tensor, backend: str = "auto", dropout_p: float = 0.0) -> str:

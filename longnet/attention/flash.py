@@ -107,7 +107,7 @@ class CudnnFlash(_CudaKernel):
     def unsupported(self, q: Tensor, k: Tensor) -> str | None:
         if not torch.backends.cuda.cudnn_sdp_enabled() or not torch.backends.cudnn.is_available():
             return "cuDNN attention is switched off or missing"
-        if q.shape[1] == 1:
+        if q.shape[1] == 1 or k.shape[1] == 1:
             return "takes more than one row"
         return super().unsupported(q, k)
 
@@ -121,11 +121,10 @@ class CudnnFlash(_CudaKernel):
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         no_dropout = _no_dropout(q.device)
-        length = q.shape[1]
         dq, dk, dv = aten._scaled_dot_product_cudnn_attention_backward(
             *_heads_first(grad, q, k, v, out),
             lse.transpose(1, 2).contiguous().unsqueeze(-1),
-            no_dropout, no_dropout, None, None, None, length, length, 0.0, causal,
+            no_dropout, no_dropout, None, None, None, q.shape[1], k.shape[1], 0.0, causal,
             scale=scale,
         )  # fmt: skip
         return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
@@ -143,11 +142,10 @@ class CudaFlash(_CudaKernel):
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         no_dropout = _no_dropout(q.device)
-        length = q.shape[1]
         dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(
             *_heads_first(grad, q, k, v, out),
             lse.transpose(1, 2).contiguous(),
-            None, None, length, length, 0.0, causal, no_dropout, no_dropout,
+            None, None, q.shape[1], k.shape[1], 0.0, causal, no_dropout, no_dropout,
             scale=scale,
         )  # fmt: skip
         return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)

@@ -59,6 +59,21 @@ def dilated_forward(
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     pattern = _pattern(tuple(segment_lengths), tuple(dilation_rates), heads, shift)
+    return forward(q, k, v, pattern, causal, scale, cu_seqlens, dropout_p, seed)
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: DilationPattern,
+    causal: bool,
+    scale: float,
+    cu_seqlens: Tensor | None = None,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The op itself, for those that hold a pattern and do their own differentiation."""
     if dropout_p == 0.0 and fused.unsupported(q) is None:
         return fused.forward(q, k, v, pattern, causal, scale, _borders(q, cu_seqlens))
     dtype = torch.promote_types(q.dtype, torch.float32)
@@ -101,6 +116,24 @@ def dilated_backward(
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     pattern = _pattern(tuple(segment_lengths), tuple(dilation_rates), heads, shift)
+    return backward(grad, q, k, v, out, lse, pattern, causal, scale, cu_seqlens, dropout_p, seed)
+
+
+def backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    pattern: DilationPattern,
+    causal: bool,
+    scale: float,
+    cu_seqlens: Tensor | None = None,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of the edges of ``pattern``, where (out, LSE) may have been merged with those of others."""
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     if dropout_p == 0.0 and fused.unsupported(q) is None:
         return fused.backward(grad, q, k, v, out, lse, pattern, causal, scale, _borders(q, cu_seqlens))

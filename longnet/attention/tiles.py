@@ -97,7 +97,9 @@ def _diagonal_tiles(
 
     def place(head: int) -> tuple[int, ...]:
         """Equal for heads that can go together: as many rows, on one diagonal, and one KV head where it is shared."""
-        first_row = pattern.first_row(level, head % rate, run)
+        phase = pattern.phase(level, head, num_heads)
+        assert phase is not None
+        first_row = pattern.first_row(level, phase, run)
         num_rows = len(range(first_row, run.length, rate))
         return num_rows, head - first_row, head // group if group > 1 else 0
 

@@ -98,6 +98,8 @@ BOUNDS = {
     "trainer.overfit_batches": NOT_NEGATIVE,
     "trainer.tile": COUNT,
     "trainer.activation_checkpointing.every": COUNT,
+    "strategy.sequence_parallel_size": COUNT,
+    "strategy.timeout": POSITIVE,
     "callbacks.save_every": COUNT,
     "callbacks.sample_tokens": NOT_NEGATIVE,
 }

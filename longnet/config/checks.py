@@ -15,6 +15,7 @@ from .finetune import check_finetune
 from .machine import Machine
 from .naming import LONGEST_NAME, as_run_name, is_run_name
 from .schema import JobConfig
+from .sequence_parallel import check_sequence_parallel
 from .typed import Problems, show
 
 # ByT5's 3 special ids and the 256 bytes.
@@ -33,10 +34,12 @@ def check(job: JobConfig, problems: Problems, machine: Machine) -> None:
     check_finetune(job, problems)
     _check_attention(job, problems)
     _check_checkpointing(job, problems)
+    _check_memory(job, problems)
     _check_schedule(job, problems)
     _check_tokens_per_step(job, problems)
     _check_accelerator(job, problems, machine)
     _check_processes(job, problems, machine)
+    check_sequence_parallel(job, problems)
     _check_run(job, problems)
     _check_loggers(job, problems)
 
@@ -128,6 +131,22 @@ def _check_checkpointing(job: JobConfig, problems: Problems) -> None:
         )
 
 
+def _check_memory(job: JobConfig, problems: Problems) -> None:
+    if job.memory == "auto" and job.model.keep_code:
+        problems.add(
+            "memory",
+            "memory=auto: the memory of transformers' own code (model.keep_code=true) is not known; expected "
+            "memory=manual, or model.keep_code=false",
+        )
+    processes = job.trainer.devices * job.trainer.num_nodes
+    if job.memory == "auto" and processes > 1 and not problems.about("memory", "trainer.devices", "trainer.num_nodes"):
+        problems.add(
+            "memory",
+            f"memory=auto: with {processes} processes one would go on by another plan than the rest; expected "
+            "memory=manual, with trainer.tile and trainer.activation_checkpointing as memory=auto chooses them for one",
+        )
+
+
 def _check_schedule(job: JobConfig, problems: Problems) -> None:
     optim, steps = job.optim, job.trainer.max_steps
     if not problems.about("optim.betas") and not (len(optim.betas) == 2 and all(0 <= b < 1 for b in optim.betas)):
@@ -157,7 +176,9 @@ def _check_tokens_per_step(job: JobConfig, problems: Problems) -> None:
     parts = ("tokens_per_step", "accumulate", "devices", "num_nodes")
     if wanted is None or problems.about("data.context_length", "data.batch_size", *(f"trainer.{p}" for p in parts)):
         return
-    row_tokens = job.data.context_length * trainer.devices * trainer.num_nodes
+    # Processes that share a sequence read the same rows.
+    readers = max(1, trainer.devices * trainer.num_nodes // max(1, job.strategy.sequence_parallel_size))
+    row_tokens = job.data.context_length * readers
     if row_tokens * job.data.batch_size * trainer.accumulate == wanted:
         return
     rows = max(1, round(wanted / row_tokens))
@@ -167,7 +188,7 @@ def _check_tokens_per_step(job: JobConfig, problems: Problems) -> None:
     problems.add(
         "trainer.tokens_per_step",
         f"trainer.tokens_per_step={wanted}: context_length {job.data.context_length} x batch_size "
-        f"{job.data.batch_size} x accumulate {trainer.accumulate} x {trainer.devices * trainer.num_nodes} process(es) "
+        f"{job.data.batch_size} x accumulate {trainer.accumulate} x {readers} process(es) "
         f"is {row_tokens * job.data.batch_size * trainer.accumulate}; "
         f"data.batch_size={batch} trainer.accumulate={rows // batch}{exactly or ' gives it'}",
     )
@@ -220,7 +241,7 @@ def _check_processes(job: JobConfig, problems: Problems, machine: Machine) -> No
         problems.add(
             "strategy.name",
             f"strategy.name=auto: {devices * nodes} processes (trainer.devices={devices} trainer.num_nodes={nodes}) "
-            "need a strategy; expected strategy=ddp",
+            "need a strategy; expected strategy=ddp, or sequence_parallel to share each sequence",
         )
 
 

@@ -184,7 +184,10 @@ class TrainerConfig:
 class StrategyConfig:
     """How several processes share the work."""
 
-    name: Literal["auto", "ddp"] = "auto"
+    name: Literal["auto", "ddp", "sequence_parallel", "sequence_parallel_fsdp"] = "auto"
+    sequence_parallel_size: int = 1
+    sequence_parallel: Literal["gather", "ring", "ulysses"] = "gather"
+    timeout: float = 600.0
 
 
 @dataclass
@@ -214,6 +217,7 @@ class JobConfig:
 
     seed: int = 1337
     resume: str = "auto"
+    memory: Literal["manual", "auto"] = "manual"
     run: RunConfig = field(default_factory=RunConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)

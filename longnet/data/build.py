@@ -187,7 +187,9 @@ def _from_stream(
     return Corpus(
         source=spec.source,
         tokenizer=encoder,
-        train=RowStream(partial(_train_documents, read, spec), encoder, context_length, packing, block_rows, seed),
+        train=RowStream(
+            partial(_train_documents, read, spec), encoder, context_length, packing, block_rows, seed, spec.complain
+        ),
         validation=validation,
         documents={"validation": held.documents},
         num_bytes={"validation": held.num_bytes},

@@ -7,6 +7,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +77,11 @@ def encode_all(groups: Iterable[list[Document]], tokenizer: Tokenizer, name: str
                     yield _result(*waiting.popleft())
             while waiting:
                 yield _result(*waiting.popleft())
+        except BrokenProcessPool:
+            raise ValueError(
+                f"workers={workers}: the system ended a process that tokenizes, most likely for want of memory; give "
+                "the same command with fewer workers, which goes on where this one stopped"
+            ) from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

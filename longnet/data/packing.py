@@ -102,10 +102,8 @@ class IsolatedRows(PackedRows):
 
     def _stretches(self, index: int) -> list[tuple[int, int]]:
         ((start, end),) = super()._stretches(index)
-        first, last = np.searchsorted(self._borders, (start, end), side="right")
-        inside = [int(border) for border in self._borders[first:last] if border < end]
-        edges = [start, *inside, end]
-        return list(pairwise(edges))
+        first, last = np.searchsorted(self._borders, (start + 1, end))
+        return list(pairwise([start, *self._borders[first:last].tolist(), end]))
 
 
 class WholeRows(IsolatedRows):

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 # What a source holds of one document at most, and what a tokenizer is given of it at once.
-DOCUMENT_BYTES = 16 * 2**20
-ENCODED_BYTES = 2**20
+DOCUMENT_BYTES = 4 * 2**20
+ENCODED_BYTES = 2**18
 
 
 def read_pieces(stream: BinaryIO, size: int | None = None) -> Iterator[tuple[bytes, bool]]:

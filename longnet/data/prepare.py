@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
-from longnet.data.documents import SPLITS, Document, SourceSpec
+from longnet.data.documents import SPLITS, Document, Skipped, SourceSpec
 from longnet.data.encoding import batches, encode_all
 from longnet.data.files import find_files
 from longnet.data.sources import SOURCES
@@ -25,11 +25,15 @@ _JOURNAL_EVERY = 1.0
 
 @dataclass(frozen=True)
 class Prepared:
-    """What became of a store: `made`, `resumed` and made, or `unchanged`; `because` says why an older one was not."""
+    """What became of a store: `made`, `resumed` and made, or `unchanged`; `because` says why an older one was not.
+
+    `skipped` says what could not be used, in words.
+    """
 
     manifest: Manifest
     how: Literal["made", "resumed", "unchanged"]
     because: str = ""
+    skipped: str = ""
 
 
 def tokenize(
@@ -54,6 +58,8 @@ def tokenize(
     Raises:
         ValueError: For what the user can mend. There is no store then, or the older one.
     """
+    # What is left out is counted anew in every pass over the source.
+    spec = replace(spec, skipped=Skipped())
     encoder = load_tokenizer(tokenizer)
     dtype = dtype or token_dtype(encoder.vocab_size).name
     check_dtype(dtype, encoder.vocab_size)
@@ -67,7 +73,7 @@ def tokenize(
         because = _difference(older, key)
         if not because and older.input_stamp == stamp:
             return Prepared(older, "unchanged")
-        if not because and _input_digest(spec) == older.input_digest:
+        if not because and _input_digest(replace(spec, skipped=Skipped())) == older.input_digest:
             # The files are others, or touched, but hold the same documents.
             older.input_stamp = stamp
             (output / MANIFEST).write_text(older.to_json())
@@ -87,13 +93,14 @@ def tokenize(
             dtype=dtype,
             input_digest=chain,
             input_stamp=stamp,
-            skipped=spec.skipped.count,
+            skipped=spec.skipped.count + writer.skipped_before,
         )
         writer.finish(manifest, encoder)
     except BaseException:
         writer.close()
         raise
-    return Prepared(manifest, "resumed" if resumed else "made", because)
+    skipped = str(spec.skipped) if spec.skipped.count else ""
+    return Prepared(manifest, "resumed" if resumed else "made", because, skipped)
 
 
 def input_bytes(spec: SourceSpec) -> int | None:
@@ -162,6 +169,7 @@ def _write(
                 last_entry = time.monotonic()
     except _InputChanged:
         writer.restart()
+        spec.skipped.count, spec.skipped.places[:] = 0, []
         return _write(writer, spec, encoder, name, workers, on_progress)
     return chains[-1]
 

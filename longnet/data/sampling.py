@@ -7,7 +7,7 @@ that share a row, as those of a sequence-parallel group do, have the same one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -60,7 +60,7 @@ class EpochOrder:
 
 @dataclass(frozen=True)
 class MixtureOrder:
-    """Rows of several parts by weight: exactly so over each thousand, in an order drawn anew for each.
+    """Rows of several parts by weight: exactly so over each thousand, nearly so anywhere, drawn anew for each.
 
     Within a part it is the part's own epochs: each of its rows once before any comes again. Rows are numbered through
     all parts, one part behind the other.
@@ -115,8 +115,11 @@ def permutation(num_rows: int, seed: int, key: tuple[int, ...]) -> npt.NDArray[A
     """A permutation of `range(num_rows)` that is the same wherever and whenever it is drawn."""
     # Sorting raw random words, not Generator.permutation: numpy promises the same words in every version, but not
     # the same permutation, and a run may be resumed after an upgrade.
-    words = np.random.Philox(np.random.SeedSequence(seed, spawn_key=key)).random_raw(num_rows)
-    return np.argsort(words, kind="stable")
+    return np.argsort(_raw_words(num_rows, seed, key), kind="stable")
+
+
+def _raw_words(count: int, seed: int, key: tuple[int, ...]) -> npt.NDArray[Any]:
+    return np.random.Philox(np.random.SeedSequence(seed, spawn_key=key)).random_raw(count)
 
 
 def batch_rows(
@@ -210,14 +213,15 @@ def validation_batches(num_rows: int, batch_size: int, data_rank: int = 0, data_
 def _period(counts: tuple[int, ...], seed: int, period: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """The part of each place of a period, and how many places of that part come before it."""
     # A key of three, so that no part's epoch is drawn from the same words.
-    parts = np.repeat(np.arange(len(counts)), counts)[permutation(MIXTURE_PERIOD, seed, (period, 0, 0))]
-    before = np.empty(MIXTURE_PERIOD, dtype=np.int64)
-    for part, count in enumerate(counts):
-        before[parts == part] = np.arange(count)
-    return parts, before
+    draws = _raw_words(MIXTURE_PERIOD, seed, (period, 0, 0)) / 2**64
+    # Of a part's n places, each is drawn from its own n-th of the period: the weights hold nearly everywhere in it.
+    number = np.concatenate([np.arange(count) for count in counts])
+    order = np.argsort((number + draws) / np.repeat(counts, counts), kind="stable")
+    return np.repeat(np.arange(len(counts)), counts)[order], number[order]
 
 
-def _apportion(weights: Sequence[float], places: int) -> tuple[int, ...]:
+@lru_cache(maxsize=4)
+def _apportion(weights: tuple[float, ...], places: int) -> tuple[int, ...]:
     """Whole numbers of places in proportion to the weights, by largest remainders."""
     exact = [weight / sum(weights) * places for weight in weights]
     counts = [int(share) for share in exact]

@@ -26,6 +26,7 @@ from longnet.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
 MANIFEST = "manifest.json"
 VERSION = 1
+_HASHED_AT_ONCE = 2**18
 
 
 @dataclass
@@ -180,7 +181,8 @@ class StreamDigest:
 
     def update(self, tokens: npt.NDArray[Any]) -> None:
         self._length += len(tokens)
-        self._hash.update(np.ascontiguousarray(tokens, dtype="<u4").data)
+        for start in range(0, len(tokens), _HASHED_AT_ONCE):
+            self._hash.update(np.ascontiguousarray(tokens[start : start + _HASHED_AT_ONCE], dtype="<u4").data)
 
     def hexdigest(self) -> str:
         return f"{self._hash.hexdigest()}-{self._length}"

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset
 
-from longnet.data.documents import Document
+from longnet.data.documents import Document, SourceSpec
 from longnet.data.packing import PackedRows, Row, collate, pack
 from longnet.data.sampling import permutation
 from longnet.data.tokenizer import Tokenizer, token_dtype
@@ -25,17 +25,15 @@ from longnet.data.tokenizer import Tokenizer, token_dtype
 
 @dataclass(frozen=True)
 class Cursor:
-    """Where a block begins: at a token of a document of a pass over the source.
+    """Where a block begins: at a token of a document.
 
     Attributes:
         block: Its number.
-        epoch: The pass.
-        document: Documents of the pass before it.
+        document: Documents of this pass over the source that lie before it.
         offset: Tokens of the document before it, counting the eos in front of the document as its first.
     """
 
     block: int = 0
-    epoch: int = 0
     document: int = 0
     offset: int = 0
 
@@ -50,6 +48,8 @@ class RowStream:
         packing: "concat" or "isolate".
         block_rows: Rows that are shuffled among each other, and held in memory.
         seed: Chooses the permutations.
+        complain: Called with the id of a document that cannot be encoded, and why; the document is left out if it
+            does not raise.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class RowStream:
         packing: str = "concat",
         block_rows: int = 256,
         seed: int = 0,
+        complain: Callable[[str, str], None] = SourceSpec("stream").complain,
     ) -> None:
         if packing == "whole":
             raise ValueError(
@@ -72,6 +73,7 @@ class RowStream:
         self._tokenizer = tokenizer
         self._packing = packing
         self._seed = seed
+        self._complain = complain
 
     def rows(self, start: Cursor, skip: int = 0) -> Iterator[tuple[Row, Cursor, int]]:
         """Yield rows for ever, each with the cursor of its block and its place in it.
@@ -89,14 +91,14 @@ class RowStream:
     def _blocks(self, cursor: Cursor) -> Iterator[tuple[Cursor, PackedRows]]:
         wanted = self.block_rows * self.context_length
         tokens: list[npt.NDArray[Any]] = []
-        # Of each document in hand: where it begins, and how many tokens lead up to its end.
-        held: list[tuple[int, int, int, int]] = []
+        # Of each document in hand: its number, how much of it is gone, and where the rest of it begins.
+        held: list[tuple[int, int, int]] = []
         have = 0
-        for epoch, number, ids in self._encoded(cursor):
-            drop = cursor.offset if (epoch, number) == (cursor.epoch, cursor.document) and not held else 0
-            tokens.append(ids[drop:])
-            held.append((epoch, number, drop, have))
-            have += len(ids) - drop
+        for number, ids in self._encoded(cursor.document):
+            gone = 0 if held else cursor.offset
+            tokens.append(ids[gone:])
+            held.append((number, gone, have))
+            have += len(ids) - gone
             # One token more than a block, since the last one is a label alone.
             while have > wanted:
                 stream = np.concatenate(tokens)
@@ -107,26 +109,29 @@ class RowStream:
                     pack(self._packing, stream[: wanted + 1], borders, self.context_length, self._tokenizer.pad_id),
                 )
                 # The document in which the next block begins.
-                epoch_, number_, drop_, start_ = next(entry for entry in reversed(held) if entry[3] <= wanted)
-                offset = drop_ + wanted - start_
-                cursor = Cursor(cursor.block + 1, epoch_, number_, offset)
+                document, gone, start = next(entry for entry in reversed(held) if entry[2] <= wanted)
+                cursor = Cursor(cursor.block + 1, document, gone + wanted - start)
                 tokens = [stream[wanted:]]
                 have -= wanted
-                later = [(e, n, d, s - wanted) for e, n, d, s in held if s > wanted]
-                held = [(epoch_, number_, offset, 0), *later]
+                later = [(number, gone, start - wanted) for number, gone, start in held if start > wanted]
+                held = [(document, cursor.offset, 0), *later]
 
-    def _encoded(self, cursor: Cursor) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
-        """The documents from the cursor's on, each as its eos and its tokens."""
+    def _encoded(self, first: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """The documents from the first one on, pass after pass, each as its eos and its tokens."""
         eos = np.array([self._tokenizer.eos_id], dtype=token_dtype(self._tokenizer.vocab_size))
-        epoch, first = cursor.epoch, cursor.document
         while True:
-            number = first - 1
-            for number, pieces in enumerate(islice(_whole(self._documents()), first, None), first):
-                ids = [self._tokenizer.encode(piece) for piece in pieces]
-                yield epoch, number, np.concatenate([eos, *ids])
-            if number < 0:
+            nothing = first == 0
+            for number, (name, pieces) in enumerate(islice(_whole(self._documents()), first, None), first):
+                try:
+                    ids = [self._tokenizer.encode(piece) for piece in pieces]
+                except UnicodeDecodeError as error:
+                    self._complain(name, f"is not UTF-8 ({error.reason})")
+                    continue
+                nothing = False
+                yield number, np.concatenate([eos, *ids])
+            if nothing:
                 raise ValueError("the stream has no document to train on")
-            epoch, first = epoch + 1, 0
+            first = 0
 
 
 class StreamBatches(IterableDataset[Row]):
@@ -171,10 +176,10 @@ class StreamBatches(IterableDataset[Row]):
             yield batch
 
 
-def _whole(documents: Iterator[Document]) -> Iterator[list[bytes]]:
+def _whole(documents: Iterator[Document]) -> Iterator[tuple[str, list[bytes]]]:
     pieces: list[bytes] = []
     for document in documents:
         pieces.append(document.content)
         if document.last:
-            yield pieces
+            yield document.id, pieces
             pieces = []

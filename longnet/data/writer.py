@@ -21,7 +21,7 @@ from longnet.data.encoding import Encoded
 from longnet.data.store import MANIFEST, Manifest, Side, StreamDigest
 from longnet.data.tokenizer import Tokenizer
 
-_READ_AT_ONCE = 2**22
+_READ_AT_ONCE = 2**20
 
 
 class StoreWriter:
@@ -50,7 +50,8 @@ class StoreWriter:
         with told_if_full(self.partial):
             self.partial.mkdir(parents=True, exist_ok=True)
             self._lock = self._take_lock()
-            self.batches, self.chain, self.sides, self._open = self._read_journal()
+            self.batches, self.chain, self.sides, self._open, self.skipped_before = self._read_journal()
+            self._skipped = self.skipped_before
             for split in SPLITS:
                 for name, size in (("tokens", self.sides[split].tokens), ("borders", self.sides[split].documents + 1)):
                     self._open_file(f"{split}.{name}", size)
@@ -65,6 +66,7 @@ class StoreWriter:
             side = self.sides[document.split]
             if place in encoded.errors:
                 spec.complain(document.id, encoded.errors[place])
+                self._skipped += 1
             else:
                 ids = encoded.ids[ends[place] - encoded.lengths[place] : ends[place]]
                 tokens[document.split].append(ids)
@@ -96,6 +98,7 @@ class StoreWriter:
                 "chain": chain,
                 "sides": {split: asdict(side) for split, side in self.sides.items()},
                 "open": self._open,
+                "skipped": self._skipped,
             }
             _replace(self.partial / "journal.json", json.dumps(journal))
 
@@ -135,22 +138,23 @@ class StoreWriter:
         (self.partial / "journal.json").unlink(missing_ok=True)
         for file in self._files.values():
             file.close()
-        self.batches, self.chain, self.sides, self._open = self._read_journal()
+        self.batches, self.chain, self.sides, self._open, self.skipped_before = self._read_journal()
+        self._skipped = 0
         for split in SPLITS:
             self._open_file(f"{split}.tokens", 1)
             self._open_file(f"{split}.borders", 1)
         self._digests = {split: self._digest(split) for split in SPLITS}
 
-    def _read_journal(self) -> tuple[int, str, dict[Split, Side], dict[Split, bool]]:
+    def _read_journal(self) -> tuple[int, str, dict[Split, Side], dict[Split, bool], int]:
         try:
             journal = json.loads((self.partial / "journal.json").read_text())
         except (FileNotFoundError, ValueError):
             journal = {}
         if journal.get("key") != self._key:
             # The stream begins with an eos, at which the first document begins.
-            return 0, "", {split: Side(tokens=1) for split in SPLITS}, dict.fromkeys(SPLITS, False)
+            return 0, "", {split: Side(tokens=1) for split in SPLITS}, dict.fromkeys(SPLITS, False), 0
         sides: dict[Split, Side] = {split: Side(**journal["sides"][split]) for split in SPLITS}
-        return journal["batches"], journal["chain"], sides, journal["open"]
+        return journal["batches"], journal["chain"], sides, journal["open"], journal["skipped"]
 
     def _open_file(self, name: str, size: int) -> None:
         path = self.partial / name

@@ -135,6 +135,13 @@ class LongNetForCausalLM(LongNetPreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    def hidden_states(
+        self, input_ids: Tensor, position_ids: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> Tensor:
+        """What the head is applied to, for a loss that never holds all logits. Sharded weights are whole by then."""
+        hidden: Tensor = self.model(input_ids, position_ids, cu_seqlens)
+        return hidden
+
     @classmethod
     def from_hf(
         cls,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
+
+from longnet.parallel.checkpoints import FACTS, is_sharded, read_whole
 
 from .steps import StepCallback
 from .throughput import TrainingClock
@@ -26,7 +29,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(target.name + ".tmp")
         torch.save(checkpoint, temporary)
+        if target.is_dir():
+            # Earlier the run had more processes, each with its part.
+            shutil.rmtree(target)
         os.replace(temporary, target)
+
+    def load_checkpoint(self, path: str | Path, *args: Any, **options: Any) -> dict[str, Any]:
+        if is_sharded(Path(path)):
+            return read_whole(Path(path))
+        return super().load_checkpoint(path, *args, **options)
 
 
 def checkpoint_step(path: Path) -> int:
@@ -35,9 +46,10 @@ def checkpoint_step(path: Path) -> int:
     Raises:
         ValueError: if the file is no checkpoint of a run.
     """
+    file = path / FACTS if path.is_dir() else path
     try:
-        return int(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["global_step"])
-    except (RuntimeError, pickle.UnpicklingError, EOFError, LookupError, TypeError) as error:
+        return int(torch.load(file, map_location="cpu", weights_only=True, mmap=True)["global_step"])
+    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, LookupError, TypeError) as error:
         raise ValueError(f"{path} is not a checkpoint of a run, or is damaged ({type(error).__name__})") from None
 
 

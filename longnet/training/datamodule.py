@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ class TextDataModule(LightningDataModule):
         self.num_workers = num_workers
         self.data_world = data_world
         self._data_rank = data_rank
-        self._loader: TimedBatches | None = None
+        self._loader: TimedLoader | None = None
         self._start: dict[str, int] | None = None
         rows_at_once = batch_size * data_world
         self.rows_per_step = rows_at_once * accumulate
@@ -88,27 +89,30 @@ class TextDataModule(LightningDataModule):
         """The bytes that validation predicts, for measuring something else on the same ones."""
         return self.corpus.content(self._validated, self.validation_rows)
 
-    def train_dataloader(self) -> TimedBatches:
+    def train_dataloader(self) -> TimedLoader:
         assert self.trainer is not None
         layout = (self.batch_size * self.accumulate, self.data_rank, self.data_world)
         if isinstance(self.corpus.train, RowStream):
-            batches = StreamBatches(self.corpus.train, *layout, state=self._start)
+            rows: Any = StreamBatches(self.corpus.train, *layout, state=self._start)
             # A second worker would read everything a second time.
-            loader = self._build(batches, min(self.num_workers, 1), batch_size=None)
+            options = {"batch_size": None, **self._options(min(self.num_workers, 1))}
         else:
+            rows = self.corpus.train
             sampler = StepBatchSampler(self._order, *layout, start_step=self.trainer.global_step)
-            loader = self._build(self.corpus.train, self.num_workers, batch_sampler=sampler, collate_fn=collate)
-        self._loader = TimedBatches(loader, self.trainer.global_step, self._start)
+            options = {"batch_sampler": sampler, "collate_fn": collate, **self._options(self.num_workers)}
+        self._loader = TimedLoader(rows, self.trainer.global_step, self._start, **options)
         return self._loader
 
     def val_dataloader(self) -> DataLoader[Row]:
         batches = validation_batches(len(self._validation), self.batch_size, self.data_rank, self.data_world)
-        batches = batches[: self._val_batches]
-        return self._build(self._validation, self.num_workers, batch_sampler=batches, collate_fn=collate)
+        sampler = batches[: self._val_batches]
+        return DataLoader(
+            self._validation, batch_sampler=sampler, collate_fn=collate, **self._options(self.num_workers)
+        )
 
     def take_wait(self) -> float:
         """Seconds that training has waited for batches since the last call."""
-        return self._loader.take_wait() if self._loader else 0.0
+        return self._loader.take_wait() if self._loader is not None else 0.0
 
     def part_rows(self, step: int) -> dict[str, int]:
         """How many rows each part of a mixture has given in the first so many steps."""
@@ -120,7 +124,7 @@ class TextDataModule(LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         assert self.trainer is not None
         step = self.trainer.global_step
-        place = self._loader.states.get(step) if self._loader else self._start
+        place = self._loader.states.get(step) if self._loader is not None else self._start
         return {
             "fingerprint": self.corpus.fingerprint,
             "seed": self.seed,
@@ -140,45 +144,40 @@ class TextDataModule(LightningDataModule):
             )
         self._start = state_dict["stream"]
 
-    def _build(self, rows: Any, num_workers: int, **options: Any) -> DataLoader[Row]:
+    def _options(self, num_workers: int) -> dict[str, Any]:
         assert self.trainer is not None
-        return DataLoader(
-            rows,
-            num_workers=num_workers,
-            persistent_workers=num_workers > 0,
-            pin_memory=self.trainer.strategy.root_device.type == "cuda",
+        return {
+            "num_workers": num_workers,
+            "persistent_workers": num_workers > 0,
+            "pin_memory": self.trainer.strategy.root_device.type == "cuda",
             # Its own generator: starting an iterator must not advance the global random state.
-            generator=torch.Generator().manual_seed(self.seed),
-            **options,
-        )
+            "generator": torch.Generator().manual_seed(self.seed),
+        }
 
 
-class TimedBatches:
-    """The batches of a loader, with the time that was spent waiting for them.
+class TimedLoader(DataLoader[Row]):
+    """A loader that knows how long its batches were waited for and, for a stream, where each of them begins.
 
     Args:
-        loader: gives the batches.
-        step: the step of the first one.
+        rows: what it reads.
+        step: the step of the first batch.
         state: the place in the stream before it, where it is a stream.
+        options: of the loader.
     """
 
-    def __init__(self, loader: DataLoader[Row], step: int, state: dict[str, int] | None = None) -> None:
-        self.loader = loader
-        # The place before each step from the last saved one on: batches are fetched before they are trained on.
+    def __init__(self, rows: Any, step: int, state: dict[str, int] | None, **options: Any) -> None:
+        super().__init__(rows, **options)
+        # The place before each step from the last few on: batches are fetched before they are trained on.
         self.states = {step: state}
-        self._step = step
+        self._first_step = step
         self._waited = 0.0
 
-    def __iter__(self) -> Iterator[Row]:
-        batches = iter(self.loader)
-        step = self._step
-        while True:
+    def __iter__(self) -> Iterator[Row]:  # type: ignore[override]
+        batches = super().__iter__()
+        for step in count(self._first_step + 1):
             start = time.perf_counter()
-            batch = next(batches, None)
+            batch = next(batches)
             self._waited += time.perf_counter() - start
-            if batch is None:
-                return
-            step += 1
             if "state" in batch:
                 self.states[step] = batch.pop("state")
                 # Lightning holds one batch ahead of the one in training.

@@ -28,6 +28,7 @@ def describe_session(session: Session) -> dict[str, str]:
         f"{shape.hidden_size}, {shape.num_attention_heads} heads",
         "attention": _attention(model),
         "data": _data(data.corpus),
+        **_processes(session),
         "step": f"{rows} row{'s' if rows > 1 else ''} of {context:,} tokens = {rows * context:,}",
         "steps": f"{trainer.max_steps:,}, {quantity(trainer.max_steps * rows * context)} tokens{epochs}",
     }
@@ -59,6 +60,16 @@ def _device(session: Session) -> str:
     processes = session.job.trainer.devices * session.job.trainer.num_nodes
     count = f"{processes} x " if processes > 1 else ""
     return f"{count}{name}, {placement.precision_name}{', compiled' if placement.compile else ''}"
+
+
+def _processes(session: Session) -> dict[str, str]:
+    """How the processes share the work; nothing for one, or for copies that each read their own rows."""
+    strategy, readers = session.job.strategy, session.data.data_world
+    size = strategy.sequence_parallel_size
+    if size == 1:
+        return {}
+    weights = ", weights sharded" if strategy.name == "sequence_parallel_fsdp" else ""
+    return {"mesh": f"{readers} data x {size} sequence by {strategy.sequence_parallel}{weights}"}
 
 
 def _attention(model: PreTrainedModel) -> str:

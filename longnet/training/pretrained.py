@@ -74,13 +74,13 @@ def _check_head(model: PreTrainedModel) -> None:
         )
 
 
-def hidden_states(model: PreTrainedModel, input_ids: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+def hidden_states(
+    model: PreTrainedModel, input_ids: Tensor, positions: Tensor | None = None, cu_seqlens: Tensor | None = None
+) -> Tensor:
     """What the head sees, (B, N, hidden): of a LongNet, or of any decoder of transformers."""
     if isinstance(model, LongNetForCausalLM):
-        out: Tensor = model.model(input_ids, cu_seqlens=cu_seqlens)
-        return out
-    positions = None
-    if cu_seqlens is not None:
+        return model.hidden_states(input_ids, positions, cu_seqlens)
+    if positions is None and cu_seqlens is not None:
         positions = document_positions(cu_seqlens.to(input_ids.device), input_ids.shape[1])
     decoder: Any = model.base_model
     result: Tensor = decoder(input_ids=input_ids, position_ids=positions, use_cache=False).last_hidden_state

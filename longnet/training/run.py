@@ -10,7 +10,6 @@ import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.profilers import SimpleProfiler
-from lightning.pytorch.strategies import DDPStrategy
 from rich.console import Console
 
 from longnet.config import resolve_attention
@@ -29,6 +28,7 @@ from .finetune import choose_trained, merge_adapters
 from .header import describe_session
 from .interrupt import SaveOnInterrupt
 from .loggers import build_loggers, close_loggers, log_config
+from .memory import MemoryKeeper
 from .metrics import read_metrics
 from .module import LongNetModule
 from .placement import Placement, place
@@ -39,6 +39,7 @@ from .recorder import Recorder
 from .report import generate_sample, plot_loss, show_summary
 from .rundir import RunDirectory
 from .session import Session
+from .strategy import answers_in_time, build_strategy, gather_weights
 from .throughput import TrainingClock, training_flops_per_token
 
 # Keys of the model that say how to begin from a checkpoint.
@@ -112,7 +113,7 @@ def build_session(job: JobConfig) -> Session:
         num_workers=job.data.num_workers,
         val_batches=job.trainer.val_batches,
         overfit_batches=job.trainer.overfit_batches,
-        data_world=job.trainer.devices * job.trainer.num_nodes,
+        data_world=job.trainer.devices * job.trainer.num_nodes // job.strategy.sequence_parallel_size,
     )
     return Session(job, placement, run, Console(quiet=not first), module, data, checkpoint, start_step)
 
@@ -165,6 +166,7 @@ def fit(session: Session) -> None:
     clock = TrainingClock()
     # The order matters: a step is recorded before it is saved, so a resumed run finds its row.
     callbacks: list[Callback] = [
+        *([MemoryKeeper(job, session.placement, console)] if isinstance(module.model, LongNetForCausalLM) else []),
         *([progress] if progress else []),
         Recorder(
             job.trainer.log_every,
@@ -182,7 +184,9 @@ def fit(session: Session) -> None:
     try:
         log_config(loggers, asdict(job))
         trainer = build_trainer(session, callbacks, loggers, profiler)
-        trainer.fit(module, datamodule=session.data, ckpt_path=session.checkpoint, weights_only=True)
+        with answers_in_time(job.strategy.timeout):
+            trainer.fit(module, datamodule=session.data, ckpt_path=session.checkpoint, weights_only=True)
+            gather_weights(module, trainer.strategy)
     finally:
         close_loggers(loggers)
     if profiler is not None:
@@ -194,12 +198,11 @@ def build_trainer(
 ) -> Trainer:
     """Lightning's trainer, with everything it would add of its own turned off."""
     trainer = session.job.trainer
-    distributed = trainer.devices * trainer.num_nodes > 1
     return Trainer(
         accelerator=session.placement.accelerator,
         devices=trainer.devices,
         num_nodes=trainer.num_nodes,
-        strategy=DDPStrategy(gradient_as_bucket_view=True) if distributed else "auto",
+        strategy=build_strategy(session.job),
         precision=session.placement.precision,
         max_steps=trainer.max_steps,
         val_check_interval=trainer.val_every,
@@ -271,5 +274,5 @@ def show_finished(session: Session) -> None:
     if not run.config.exists():
         raise ValueError(message)
     session.console.print(message, soft_wrap=True, highlight=False)
-    session.module.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"])
+    session.module.load_state_dict(AtomicCheckpointIO().load_checkpoint(checkpoint)["state_dict"])
     finish(session)

@@ -14,12 +14,14 @@ from typing import IO, Any
 import yaml
 
 from longnet.config.schema import JobConfig
+from longnet.parallel.checkpoints import is_sharded
 
 # A resumed run must go on with the same model, data and optimiser; these say how it is run and watched, and may change.
 # The trainer's part may, as long as a step stays the same rows (`_rows_per_step` sees to that), and so may the place of
 # the data, as long as it is the same data (`check_same_data`).
 _FREE = (
     "resume",
+    "memory",
     "run",
     "logger",
     "callbacks",
@@ -94,7 +96,8 @@ class RunDirectory:
         if resume == "never":
             return None
         given = Path(resume)
-        return RunDirectory(given.parent, given.name).last if given.is_dir() else given
+        # A checkpoint that several processes wrote is a directory too.
+        return RunDirectory(given.parent, given.name).last if given.is_dir() and not is_sharded(given) else given
 
     def check_same_data(self, checkpoint: Path, fingerprint: str) -> None:
         """Raises ``ValueError`` if the run of ``checkpoint`` was trained on other data than that of ``fingerprint``."""
@@ -130,7 +133,7 @@ class RunDirectory:
             shutil.rmtree(self.path)
 
     def _check_given(self, job: JobConfig, checkpoint: Path | None) -> None:
-        if checkpoint is None or not checkpoint.is_file():
+        if checkpoint is None or not (checkpoint.is_file() or is_sharded(checkpoint)):
             raise ValueError(
                 f"resume={job.resume}: there is no checkpoint; expected auto, never, a run's directory or one of its "
                 f"checkpoints, for example {self.last}"
@@ -156,7 +159,8 @@ class RunDirectory:
         rows = _rows_per_step(there), _rows_per_step(here)
         if rows[0] != rows[1]:
             differing.append(
-                f"  rows per step (data.batch_size x trainer.accumulate x processes): {rows[0]} there, {rows[1]} here"
+                "  rows per step (data.batch_size x trainer.accumulate x processes that read different rows): "
+                f"{rows[0]} there, {rows[1]} here"
             )
         if differing:
             raise ValueError(
@@ -208,7 +212,10 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _rows_per_step(config: Mapping[str, Any]) -> int:
     trainer = config["trainer"]
-    return config["data"]["batch_size"] * trainer["accumulate"] * trainer["devices"] * trainer["num_nodes"]
+    # Runs of before sequence parallelism have no such key.
+    sharing = config.get("strategy", {}).get("sequence_parallel_size", 1)
+    readers = trainer["devices"] * trainer["num_nodes"] // sharing
+    return config["data"]["batch_size"] * trainer["accumulate"] * readers
 
 
 def _show(value: Any) -> str:

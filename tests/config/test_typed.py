@@ -62,7 +62,7 @@ def test_an_unknown_key_gets_a_suggestion(key: str, meant: str) -> None:
 
 
 def test_an_unknown_key_like_no_other_gets_the_list() -> None:
-    assert problems_with(strategy__zzz=1) == ["strategy.zzz: unknown key; expected one of strategy.name"]
+    assert problems_with(run__zzz=1) == ["run.zzz: unknown key; expected one of run.name, run.root"]
 
 
 def test_all_problems_are_reported_at_once() -> None:

@@ -6,12 +6,12 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from longnet.data.packing import IGNORE_INDEX, PackedRows
-from longnet.data.sampling import EpochOrder, StepBatchSampler, batch_rows, validation_batches
+from longnet.data.sampling import EpochOrder, MixtureOrder, StepBatchSampler, batch_rows, validation_batches
 
 num_rows = st.integers(1, 40)
 batch_sizes = st.integers(1, 12)
@@ -133,3 +133,51 @@ def test_impossible_arguments_are_named(arguments):
 def test_no_rows_are_refused():
     with pytest.raises(ValueError, match="num_rows=0"):
         StepBatchSampler(0, 1)
+
+
+parts = st.lists(st.tuples(st.integers(1, 30), st.floats(0.05, 1.0)), min_size=1, max_size=4)
+
+
+@settings(max_examples=20)
+@given(parts, seeds)
+def test_a_mixture_has_its_weights_exactly_over_each_thousand(parts, seed):
+    sizes, weights = zip(*parts, strict=True)
+    order = MixtureOrder(sizes, weights, seed)
+    rows = np.array(order.take(0, 2000))
+    part = np.searchsorted(np.cumsum(sizes), rows, side="right")
+    for period in range(2):
+        counts = np.bincount(part[period * 1000 : (period + 1) * 1000], minlength=len(sizes))
+        assert counts.sum() == 1000
+        assert all(abs(count - 1000 * weight / sum(weights)) < 1 for count, weight in zip(counts, weights, strict=True))
+        shares = np.cumsum(part[period * 1000 : (period + 1) * 1000] == 0) - np.arange(1, 1001) * counts[0] / 1000
+        assert abs(shares).max() < len(sizes) + 1
+    for places in (0, 1, 777, 1000, 1999, 2000):
+        assert order.counts(places) == np.bincount(part[:places], minlength=len(sizes)).tolist()
+
+
+@settings(max_examples=20)
+@given(parts, seeds)
+def test_a_part_of_a_mixture_comes_in_epochs_of_its_own(parts, seed):
+    sizes, weights = zip(*parts, strict=True)
+    rows = np.array(MixtureOrder(sizes, weights, seed).take(0, 1500))
+    part = np.searchsorted(np.cumsum(sizes), rows, side="right")
+    for number, size in enumerate(sizes):
+        own = rows[part == number] - sum(sizes[:number])
+        for start in range(0, len(own) - size + 1, size):
+            assert sorted(own[start : start + size]) == list(range(size))
+
+
+@settings(max_examples=20)
+@given(parts, seeds, st.integers(0, 3000), st.integers(0, 20))
+def test_a_mixture_can_be_entered_anywhere(parts, seed, start, count):
+    order = MixtureOrder(*zip(*parts, strict=True), seed)
+    assert order.take(start, count) == order.take(0, start + count)[start:]
+
+
+def test_a_weight_that_would_never_come_is_refused():
+    with pytest.raises(ValueError, match=r"0.0001 is less than a thousandth of their sum; expected at least 0.001"):
+        MixtureOrder((5, 5), (1.0, 0.0001))
+
+
+def test_the_order_of_a_mixture_is_pinned():
+    assert MixtureOrder((5, 9), (0.5, 0.5), 1337).take(0, 8) == [0, 12, 3, 10, 9, 1, 6, 2]

@@ -237,6 +237,9 @@ class _Layout:
             whole_end = first_end + (seq_len - first_end) // length * length
             self._rows.append((min(length, seq_len), offset, first_end, whole_end, rate, before))
         step = math.gcd(*self.rates) if pattern.heads == "all" else 1
+        if (pattern.phase(0, 0, num_heads) or 0) % step:
+            # The kernels count phases from head 0, which is not so over some of the heads only.
+            step = 1
         alike = all(
             not offset and seq_len % length == 0 and length % (step * self._block_n) == 0
             for length, offset, *_ in self._rows

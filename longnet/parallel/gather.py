@@ -1,0 +1,77 @@
+"""The `gather` form: the ranks of a segment collect its rows, and each attends its own queries to them.
+
+What is collected does not grow with the sequence, only with w / r. All messages are on their way while the own shard
+is computed. Backward collects them again, so that between the passes only the shard itself is kept, and sends the
+gradients home by a reduce-scatter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.distributed import Work
+
+from .group import SequenceGroup
+from .own import Call
+from .rows import SegmentRows
+from .sharding import Shard, merged_parts, shared_segments
+
+
+def forward(call: Call, group: SequenceGroup, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    gathered = _gather(call, group, k, v)
+    out, lse = call.attend_own(q, k, v)
+    for rows, messages, work in gathered:
+        work.wait()
+        q_rows, out_rows, lse_rows = (rows.pack_queries(x) for x in (q, out, lse))
+        for ranks, keys in _dense_stretches(rows, call.causal):
+            rows.attend_(q_rows, _join(rows, messages, ranks), keys, out_rows, lse_rows, call.scale, call.kernels)
+        rows.write_queries_(out, out_rows)
+        rows.write_queries_(lse, lse_rows)
+    return out, lse
+
+
+def backward(
+    call: Call, group: SequenceGroup, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    gathered = _gather(call, group, k, v)
+    dq, dk, dv = call.attend_own_backward(grad, q, k, v, out, lse)
+    home = []
+    for rows, messages, work in gathered:
+        work.wait()
+        queries = tuple(rows.pack_queries(x) for x in (q, grad, out, lse))
+        dq_rows = torch.zeros_like(queries[0], dtype=dq.dtype)
+        dmessages = torch.zeros_like(messages, dtype=dq.dtype)
+        for ranks, keys in _dense_stretches(rows, call.causal):
+            message = _join(rows, messages, ranks)
+            dmessage = torch.zeros_like(message, dtype=dq.dtype)
+            rows.attend_backward_(queries, message, keys, dq_rows, dmessage, call.scale, call.kernels)
+            first = rows.segment.ranks.start
+            dmessages[ranks.start - first : ranks.stop - first] = dmessage.unflatten(1, (len(ranks), -1)).transpose(
+                0, 1
+            )
+        home.append((rows, *group.reduce_scatter(dmessages, rows.segment.ranks)))
+        rows.write_queries_(dq, dq_rows, add=True)
+    for rows, dmessage, work in home:
+        work.wait()
+        rows.add_keys_(dk, dv, dmessage)
+    return dq, dk, dv
+
+
+def _gather(call: Call, group: SequenceGroup, k: Tensor, v: Tensor) -> list[tuple[SegmentRows, Tensor, Work]]:
+    layout = call.layout
+    group.create_parts(segment.ranks for segment in shared_segments(layout.pattern, layout.world, layout.seq_len))
+    return [(rows, *group.all_gather(rows.pack_keys(k, v), rows.segment.ranks)) for rows in layout.segments()]
+
+
+def _dense_stretches(rows: SegmentRows, causal: bool) -> Iterator[tuple[range, Shard]]:
+    """What this rank's queries see of others, as (ranks, positions) that lie dense in their messages."""
+    layout = rows.layout
+    return merged_parts(rows.segment, rows.sources(causal), layout.world, layout.seq_len, rows.rate, rows.blocks)
+
+
+def _join(rows: SegmentRows, messages: Tensor, ranks: range) -> Tensor:
+    """The messages of neighbouring ranks as one; nothing is copied for a batch of one."""
+    first = rows.segment.ranks.start
+    return messages[ranks.start - first : ranks.stop - first].transpose(0, 1).flatten(1, 2)
