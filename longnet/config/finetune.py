@@ -68,9 +68,7 @@ def _check_own_code(job: JobConfig, problems: Problems) -> None:
 def _check_shared_sequences(job: JobConfig, problems: Problems) -> None:
     size = f"strategy.sequence_parallel_size={job.strategy.sequence_parallel_size}"
     if job.model.keep_code:
-        problems.add(
-            "model.keep_code", f"model.keep_code=true: {size} shares sequences by our own layers; expected false"
-        )
+        problems.add("model.keep_code", f"model.keep_code=true: {size} needs our own layers; expected false")
     if job.finetune.context_growth and not problems.about("finetune.context_growth"):
         problems.add(
             "finetune.context_growth",
