@@ -39,7 +39,7 @@ class SequenceGroup:
         self.rank = dist.get_rank(self.group)
         self.size = dist.get_world_size(self.group)
         self.ranks = dist.get_process_group_ranks(self.group)
-        self.name = self.group.group_name
+        self.name: str = self.group.group_name
         self._parts: dict[tuple[int, ...], ProcessGroup] = {}
 
     def __deepcopy__(self, memo: Any) -> SequenceGroup:
