@@ -14,9 +14,10 @@ MAY_IMPORT = {
     "data": {"attention"},
     "model": {"attention"},
     "parallel": {"attention"},
-    "config": {"attention", "data", "evaluation", "model", "parallel"},
-    "evaluation": {"attention", "data", "model", "parallel", "config"},
-    "training": {"attention", "data", "model", "parallel", "config", "evaluation"},
+    "planning": {"attention"},
+    "config": {"attention", "data", "evaluation", "model", "parallel", "planning"},
+    "evaluation": {"attention", "data", "model", "parallel", "planning", "config"},
+    "training": {"attention", "data", "model", "parallel", "planning", "config", "evaluation"},
 }
 ONLY_IN = {
     "lightning": {"training", "parallel"},
@@ -53,9 +54,9 @@ def test_imports_point_one_way(path: Path) -> None:
             assert package in ONLY_IN[library], f"only {ONLY_IN[library]} may import {library}"
     if package == "attention":
         libraries = {name.split(".")[0] for name in imported(path)} - {"longnet"}
-        standard = {"__future__", "collections", "dataclasses", "difflib", "functools", "importlib", "itertools"}
+        standard = {"__future__", "abc", "collections", "dataclasses", "difflib", "functools", "importlib", "itertools"}
         kernels = {"numpy", "triton"} if "kernels" in parts else set()
-        assert libraries <= {"torch", "einops", "operator", "typing", *standard, *kernels}
+        assert libraries <= {"torch", "einops", "math", "operator", "typing", *standard, *kernels}
 
 
 @pytest.mark.parametrize("path", [*MODULES, *(ROOT / "scripts").glob("*.py"), ROOT / "train.py"], ids=lambda p: p.name)

@@ -107,7 +107,7 @@ def checked_inputs(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v as the kernels take them; ValueError where they or the options do not fit together."""
     _check_shapes(q, k, v)
-    q, k, v = _autocast(q, k, v)
+    q, k, v = autocast(q, k, v)
     _check_dtypes(q, k, v)
     _check_options(pattern, dropout_p, scale)
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
@@ -138,7 +138,7 @@ def _choose_backend(backend: str, q: Tensor, k: Tensor) -> tuple[str, dict[str, 
     raise ValueError(f"no backend can do this: {refused}")
 
 
-def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs in the autocast dtype where autocast is on, as torch's own attention does it."""
     device = q.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):

@@ -213,14 +213,14 @@ class Math:
         batch, length, num_heads, _ = q.shape
         dtype = torch.promote_types(q.dtype, torch.float32)
         generator = torch.Generator(q.device).manual_seed(self.seed)
-        chunk = max(1, self.chunk_elements // (batch * num_heads * length))
-        position = torch.arange(length, device=q.device)
+        chunk = max(1, self.chunk_elements // (batch * num_heads * k.shape[1]))
+        position = torch.arange(max(length, k.shape[1]), device=q.device)
         for begin in range(0, length, chunk):
             rows = slice(begin, min(begin + chunk, length))
             q_BLKGD = q[:, rows].unflatten(2, (k.shape[2], -1)).to(dtype)
             scores = scale * torch.einsum("blkgd,bmkd->blkgm", q_BLKGD, k.to(dtype)).flatten(2, 3)
             if causal:
-                future = position[rows, None] < position[None, :]
+                future = position[rows, None] < position[None, : k.shape[1]]
                 scores.masked_fill_(future[:, None, :], -torch.inf)
             lse_rows = scores.logsumexp(-1) if lse is None else lse[:, rows]
             weights = dropped = torch.exp(scores - lse_rows.unsqueeze(-1))

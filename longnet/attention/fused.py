@@ -55,7 +55,7 @@ def forward(
     first, rest = _split(pattern, len(borders) > 2, *q.shape[:3], k.shape[2])
     if first:
         out, lse = attend(_joined(q, k, v), first)
-        out, lse = out.reshape(q.shape), lse.reshape(q.shape[:-1])
+        out, lse = out.reshape(q.shape).contiguous(), lse.reshape(q.shape[:-1]).contiguous()
     else:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
@@ -84,7 +84,7 @@ def backward(
     first, rest = _split(pattern, len(borders) > 2, *q.shape[:3], k.shape[2])
     if first:
         grads = attend(_joined(*known), first)
-        dq, dk, dv = (part.reshape(x.shape) for part, x in zip(grads, (q, k, v), strict=True))
+        dq, dk, dv = (part.reshape(x.shape).contiguous() for part, x in zip(grads, (q, k, v), strict=True))
     else:
         dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     if rest is not None:

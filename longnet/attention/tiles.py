@@ -66,10 +66,15 @@ def tiles(pattern: DilationPattern, seq_len: int, num_heads: int, num_kv_heads: 
     found: list[Tile] = []
     for level in range(len(pattern.levels)):
         for run in pattern.segments(level, seq_len):
-            slices = list(_slice_tiles(pattern, level, run, num_heads, group))
-            diagonals = list(_diagonal_tiles(pattern, level, run, num_heads, group))
-            found += diagonals if diagonals and len(diagonals) < len(slices) else slices
+            found += run_tiles(pattern, level, run, num_heads, group)
     return tuple(found)
+
+
+def run_tiles(pattern: DilationPattern, level: int, run: SegmentRun, num_heads: int, group: int) -> list[Tile]:
+    """The fewest tiles that hold all rows of a level in a run of segments; ``group`` query heads share a KV head."""
+    slices = list(_slice_tiles(pattern, level, run, num_heads, group))
+    diagonals = list(_diagonal_tiles(pattern, level, run, num_heads, group))
+    return diagonals if diagonals and len(diagonals) < len(slices) else slices
 
 
 def _slice_tiles(pattern: DilationPattern, level: int, run: SegmentRun, num_heads: int, group: int) -> Iterator[Tile]:

@@ -10,6 +10,8 @@ from typing import Any
 
 from .attention import collect_specs
 from .bounds import check_bounds
+from .data import check_data
+from .finetune import check_finetune
 from .machine import Machine
 from .naming import LONGEST_NAME, as_run_name, is_run_name
 from .schema import JobConfig
@@ -28,8 +30,11 @@ def check(job: JobConfig, problems: Problems, machine: Machine) -> None:
     check_bounds(job, problems)
     _check_heads(job, problems)
     _check_vocabulary(job, problems)
+    check_data(job, problems)
+    check_finetune(job, problems)
     _check_attention(job, problems)
     _check_checkpointing(job, problems)
+    _check_memory(job, problems)
     _check_schedule(job, problems)
     _check_tokens_per_step(job, problems)
     _check_accelerator(job, problems, machine)
@@ -88,7 +93,8 @@ def _check_attention(job: JobConfig, problems: Problems) -> None:
         _check_reach(job, specs[: job.model.num_hidden_layers], problems)
     levels = max((len(s["segment_lengths"]) for s in specs if s.get("heads") == "grouped"), default=0)
     heads = job.model.num_attention_heads
-    if heads < levels and not problems.about("model.num_attention_heads"):
+    known = job.model.pretrained is None and not problems.about("model.num_attention_heads")
+    if known and heads < levels:
         problems.add(
             "attention.dilated.heads",
             f"attention.dilated.heads=grouped: expected a head for each of the {levels} levels, but "
@@ -115,13 +121,29 @@ def _check_reach(job: JobConfig, specs: list[dict[str, Any]], problems: Problems
 
 def _check_checkpointing(job: JobConfig, problems: Problems) -> None:
     every, layers = job.trainer.activation_checkpointing.every, job.model.num_hidden_layers
-    if problems.about("trainer.activation_checkpointing", "model.num_hidden_layers"):
+    if job.model.pretrained or problems.about("trainer.activation_checkpointing", "model.num_hidden_layers"):
         return
     if job.trainer.activation_checkpointing.kind != "none" and every > layers:
         problems.add(
             "trainer.activation_checkpointing.every",
             f"trainer.activation_checkpointing.every={every}: no layer of model.num_hidden_layers={layers} would be "
             f"checkpointed; expected at most {layers}",
+        )
+
+
+def _check_memory(job: JobConfig, problems: Problems) -> None:
+    if job.memory == "auto" and job.model.keep_code:
+        problems.add(
+            "memory",
+            "memory=auto: the memory of transformers' own code (model.keep_code=true) is not known; expected "
+            "memory=manual, or model.keep_code=false",
+        )
+    processes = job.trainer.devices * job.trainer.num_nodes
+    if job.memory == "auto" and processes > 1 and not problems.about("memory", "trainer.devices", "trainer.num_nodes"):
+        problems.add(
+            "memory",
+            f"memory=auto: with {processes} processes one would go on by another plan than the rest; expected "
+            "memory=manual, with trainer.tile and trainer.activation_checkpointing as memory=auto chooses them for one",
         )
 
 
@@ -241,12 +263,6 @@ def _check_run(job: JobConfig, problems: Problems) -> None:
             "resume",
             f"resume={show(job.resume)}: no such file or directory; expected auto, never, a run's directory or one of "
             "its checkpoints",
-        )
-    if job.data.path is not None and not problems.about("data.path") and not os.path.exists(job.data.path):
-        problems.add(
-            "data.path",
-            f"data.path={show(job.data.path)}: no such file or directory; null lets "
-            f"data.source={job.data.source} find its own",
         )
 
 

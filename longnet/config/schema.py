@@ -42,6 +42,9 @@ class ModelConfig:
     dropout: float = 0.0
     initialization: Literal["normal", "magneto"] = "normal"
     initializer_range: float = 0.02
+    pretrained: str | None = None
+    keep_code: bool = False
+    rope_extension: Literal["keep", "linear", "ntk", "dynamic", "yarn", "base"] = "keep"
 
 
 @dataclass
@@ -89,13 +92,45 @@ class AttentionConfig:
 class DataConfig:
     """What is read, and in which rows and batches."""
 
-    source: Literal["stdlib"] = "stdlib"
+    source: Literal[
+        "stdlib", "text", "jsonl", "parquet", "arrow", "hf", "prepared", "mixture",
+        "passkey", "recall", "copy", "multi_hop",
+    ] = "stdlib"  # fmt: skip
     path: str | None = None
-    tokenizer: Literal["bytes"] = "bytes"
+    include: list[str] | None = None
+    text_field: str = "text"
+    subset: str | None = None
+    revision: str | None = None
+    split: str = "train"
+    validation_split: str | None = None
+    streaming: bool = False
+    block_rows: int = 256
+    on_bad_input: Literal["fatal", "skip"] = "fatal"
+    tokenizer: str | None = "bytes"
+    packing: Literal["concat", "isolate", "whole"] = "concat"
     context_length: int = 2048
     batch_size: int = 8
     validation_fraction: float = 0.05
+    validation_every: int | None = None
+    samples: int = 10_000
+    validation_samples: int = 64
+    answer_only: bool = False
+    mixture: list[Any] = field(default_factory=list)
     num_workers: int = 0
+
+
+@dataclass
+class FinetuneConfig:
+    """What of a pretrained model is trained, and how its context grows."""
+
+    train: Literal["all", "attention", "no_embeddings", "lora"] = "all"
+    lora_rank: int = 16
+    lora_alpha: int = 32
+    lora_dropout: float = 0.0
+    lora_targets: list[str] = field(
+        default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    )
+    context_growth: list[Any] = field(default_factory=list)
 
 
 @dataclass
@@ -182,10 +217,12 @@ class JobConfig:
 
     seed: int = 1337
     resume: str = "auto"
+    memory: Literal["manual", "auto"] = "manual"
     run: RunConfig = field(default_factory=RunConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)

@@ -58,6 +58,19 @@ def _check_model(job: JobConfig, problems: Problems) -> None:
             f"{key}={size}: strategy.sequence_parallel=ulysses gives each process heads of its own, and "
             f"model.num_attention_heads={heads}; expected at most {heads}, or gather or ring",
         )
+    # Each of these cuts the rows in a way of its own, or has attention that is not ours to share out.
+    for name, value, wanted in (
+        ("data.packing", job.data.packing, job.data.packing != "isolate"),
+        ("finetune.context_growth", job.finetune.context_growth, not job.finetune.context_growth),
+        ("model.keep_code", job.model.keep_code, not job.model.keep_code),
+    ):
+        if not wanted:
+            instead = {"data.packing": "concat or whole", "finetune.context_growth": "[]", "model.keep_code": "false"}
+            problems.add(
+                name,
+                f"{name}={value}: not with a sequence shared by {size} processes; expected {instead[name]}, or "
+                "strategy=ddp",
+            )
     if problems.about("attention"):
         return
     names = [entry if isinstance(entry, str) else entry.get("name") for entry in job.attention.layers]

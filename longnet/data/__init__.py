@@ -1,7 +1,8 @@
 """From documents to exact, resumable rows of tokens.
 
 `sources` yields documents, a tokenizer turns them into ids, `packing` cuts the stream into rows, `sampling` says
-which rows make the batch of a step, and `build_corpus` puts the first three together.
+which rows make the batch of a step, and `build_corpus` puts the first three together. `prepare` makes a store of a
+source once, for corpora that are larger than memory; `stream` reads one as it comes; `synthetic` needs no files.
 """
 
 from __future__ import annotations
@@ -10,42 +11,58 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from longnet.data.corpus import Corpus, build_corpus
-    from longnet.data.documents import Document, split_of
-    from longnet.data.packing import PackedRows, concat
+    from longnet.data.build import build_corpus
+    from longnet.data.corpus import Corpus
+    from longnet.data.documents import Document, SourceSpec, split_of
+    from longnet.data.packing import PACKINGS, PackedRows
+    from longnet.data.prepare import tokenize
     from longnet.data.sampling import StepBatchSampler, batch_rows, validation_batches
     from longnet.data.sources import SOURCES
-    from longnet.data.tokenizer import TOKENIZERS, ByteTokenizer, Tokenizer
+    from longnet.data.store import TokenStore
+    from longnet.data.synthetic import TASKS, Sample, build_sample
+    from longnet.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
 _MODULES = {
+    "build_corpus": "build",
     "Corpus": "corpus",
-    "build_corpus": "corpus",
     "Document": "documents",
+    "SourceSpec": "documents",
     "split_of": "documents",
+    "PACKINGS": "packing",
     "PackedRows": "packing",
-    "concat": "packing",
+    "tokenize": "prepare",
     "StepBatchSampler": "sampling",
     "batch_rows": "sampling",
     "validation_batches": "sampling",
     "SOURCES": "sources",
-    "TOKENIZERS": "tokenizer",
+    "TokenStore": "store",
+    "TASKS": "synthetic",
+    "Sample": "synthetic",
+    "build_sample": "synthetic",
     "ByteTokenizer": "tokenizer",
     "Tokenizer": "tokenizer",
+    "load_tokenizer": "tokenizer",
 }
 
 __all__ = [
+    "PACKINGS",
     "SOURCES",
-    "TOKENIZERS",
+    "TASKS",
     "ByteTokenizer",
     "Corpus",
     "Document",
     "PackedRows",
+    "Sample",
+    "SourceSpec",
     "StepBatchSampler",
+    "TokenStore",
     "Tokenizer",
     "batch_rows",
     "build_corpus",
-    "concat",
+    "build_sample",
+    "load_tokenizer",
     "split_of",
+    "tokenize",
     "validation_batches",
 ]
 

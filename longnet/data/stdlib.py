@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from longnet.data.documents import Document, split_of
+from longnet.data.documents import Document, SourceSpec
 
 # Tests repeat themselves and hold odd bytes on purpose; packages are other people's code.
 _SKIPPED_DIRECTORIES = {"test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages"}
@@ -16,30 +16,32 @@ _MACHINE_FILES = ("_sysconfigdata", "sitecustomize.", "usercustomize.")
 _MACHINE_DIRECTORIES = ("config-",)
 
 
-def stdlib(path: str | None, validation_fraction: float) -> Iterator[Document]:
-    """Yield the standard library's Python files, by relative path.
-
-    Args:
-        path: The library's directory; that of the running Python when None.
-        validation_fraction: The share of the files kept for validation.
+def stdlib(spec: SourceSpec) -> Iterator[Document]:
+    """Yield the standard library's Python files, by relative path; `path` is that of the running Python when None.
 
     Raises:
         ValueError: If the directory is missing or holds no Python source.
     """
-    root = Path(path if path is not None else sysconfig.get_path("stdlib"))
+    root = find_library(spec)
     hint = "set path to the standard library of an installed Python, for example /usr/lib/python3.12"
     if not root.is_dir():
         raise ValueError(f"path={str(root)!r} is not a directory; {hint}")
-    files = _python_files(root)
+    files = python_files(root)
     if not files:
         raise ValueError(f"path={str(root)!r} holds no .py files outside its tests; {hint}")
     for name in files:
         content = (root / name).read_bytes()
         if content:
-            yield Document(name, content, split_of(name, validation_fraction))
+            yield Document(name, content, spec.side(name))
 
 
-def _python_files(root: Path) -> list[str]:
+def find_library(spec: SourceSpec) -> Path:
+    """The standard library's directory."""
+    return Path(spec.path if spec.path is not None else sysconfig.get_path("stdlib"))
+
+
+def python_files(root: Path) -> list[str]:
+    """The relative paths of the library's own source, sorted."""
     found = []
     for directory, subdirectories, names in os.walk(root):
         subdirectories[:] = [

@@ -12,10 +12,16 @@ if TYPE_CHECKING:
 
 
 class Tokenizer(Protocol):
-    """What the data needs of a tokenizer. `decode` gives back exactly the bytes that `encode` took."""
+    """What the data needs of a tokenizer. `decode` gives back exactly the bytes that `encode` took.
+
+    `name` is for people, `digest` tells whether two tokenizers give the same ids. `encode` raises `UnicodeDecodeError`
+    for bytes it cannot read.
+    """
 
     @property
     def name(self) -> str: ...
+    @property
+    def digest(self) -> str: ...
     @property
     def vocab_size(self) -> int: ...
     @property
@@ -35,6 +41,7 @@ class ByteTokenizer:
     """
 
     name = "bytes"
+    digest = "bytes"
     # 3 special ids, 256 bytes, and ByT5's 125 sentinels: no text gives a sentinel, but the ByT5Tokenizer saved beside
     # a checkpoint knows them, and 384 is also a kinder matrix size than 259.
     vocab_size = 384
@@ -64,4 +71,19 @@ class ByteTokenizer:
         return ByT5Tokenizer(model_max_length=context_length)
 
 
-TOKENIZERS: dict[str, type[Tokenizer]] = {"bytes": ByteTokenizer}
+def load_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer that `data.tokenizer` names: `bytes`, or the directory of a Hugging Face one.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if name == "bytes":
+        return ByteTokenizer()
+    from longnet.data.hf_tokenizer import HfTokenizer
+
+    return HfTokenizer(name)
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """The smallest unsigned integers that hold every id."""
+    return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)

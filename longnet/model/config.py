@@ -45,12 +45,16 @@ class LongNetConfig(PretrainedConfig):
         max_position_embeddings: the context the model is made for.
         attention: the blocks, cycled over the depth; each a mapping for ``longnet.attention.build_block``, or just
             its name. By default one dilated block with a geometric pattern for ``max_position_embeddings``.
-        attention_bias: biases in the attention's projections.
+        attention_bias: biases in the attention's query, key and value projections.
+        attention_output_bias: bias in the attention's output projection; as ``attention_bias`` by default.
+        query_key_norm: a norm over each head's queries and keys before they are turned, as in Qwen 3.
+        no_rope_layers: for each layer 1, or 0 where nothing is turned, as in SmolLM 3; by default all are.
         mlp_bias: biases in the MLP.
         dropout: on what attention and MLP add to the residual stream, in training only.
         initialization: "normal", or "magneto" (Xavier, with a depth-dependent gain on all but queries and keys).
         initializer_range: standard deviation of the normal initialization, and of the embeddings in both.
-        use_cache: must stay False, since the model has no key-value cache.
+        use_cache: whether ``generate`` keeps a cache; ``forward`` does only where it is asked to.
+        origin: the config of the checkpoint that was imported, as transformers stores it, for export.
     """
 
     model_type = "longnet"
@@ -74,19 +78,25 @@ class LongNetConfig(PretrainedConfig):
     attention: list[Any] | None = None
     tie_word_embeddings: bool = True
     attention_bias: bool = False
+    attention_output_bias: bool | None = None
+    query_key_norm: bool = False
+    no_rope_layers: list[int] | None = None
     mlp_bias: bool = False
     dropout: float = 0.0
     initialization: str = "normal"
     initializer_range: float = 0.02
-    use_cache: bool = False
+    use_cache: bool = True
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
+    origin: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         self._check_numbers()
         self._check_names()
         self._resolve_heads()
+        if self.attention_output_bias is None:
+            self.attention_output_bias = self.attention_bias
         if self.position_embedding == "xpos":
             self._resolve_xpos()
         self.attention = _resolve_attention(self.attention, self.max_position_embeddings)
@@ -116,8 +126,10 @@ class LongNetConfig(PretrainedConfig):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name}={value!r}: expected a number above 0")
-        if self.use_cache:
-            raise ValueError("use_cache=True: expected False, since the model has no key-value cache")
+        if self.no_rope_layers is not None and len(self.no_rope_layers) != self.num_hidden_layers:
+            raise ValueError(
+                f"no_rope_layers has {len(self.no_rope_layers)} entries: expected one a layer, {self.num_hidden_layers}"
+            )
 
     def _check_names(self) -> None:
         _check_name("hidden_act", self.hidden_act, ACT2FN)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
-from transformers.modeling_outputs import CausalLMOutput
+from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
+from longnet.attention.incremental import Past, Turn
+
+from .cache import LongNetCache
 from .config import LongNetConfig
 from .layers import LongNetDecoderLayer, Projection, build_norm
+from .padding import find_padding
+from .reading import read
 from .rope import LongNetRotaryEmbedding, document_positions
 
 
@@ -52,36 +58,70 @@ class LongNetModel(LongNetPreTrainedModel):
         self.post_init()
 
     def forward(
-        self, input_ids: Tensor, position_ids: Tensor | None = None, cu_seqlens: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        past_key_values: LongNetCache | None = None,
+        attention_mask: Tensor | None = None,
     ) -> Tensor:
         """Hidden states (B, N, hidden) after the last norm.
 
         Args:
             input_ids: (B, N).
-            position_ids: (B or 1, N); by default counted from 0, restarting at each document.
+            position_ids: (B or 1, N); by default counted from a row's first token, restarting at each document.
             cu_seqlens: borders (documents + 1,) of the documents packed into a single row, from 0 to N.
+            past_key_values: what was read before; the new tokens follow it, and are added to it.
+            attention_mask: (B, N), with zeros where a row is padded; with a cache, (B, columns read so far + N) too.
         """
+        if past_key_values is None and (padding := find_padding(attention_mask)):
+            if cu_seqlens is not None:
+                raise ValueError("cu_seqlens is given with a padded attention_mask: expected one of the two")
+            positions = None if position_ids is None else padding.pack(position_ids.expand_as(input_ids))
+            return padding.unpack(self(padding.pack(input_ids), positions, padding.cu_seqlens))
+        turn = None
+        if past_key_values is not None:
+            assert cu_seqlens is None, "a cache holds one document a row"
+            turn = past_key_values.begin(input_ids, attention_mask)
         seq_len = input_ids.shape[1]
-        context = self.config.max_position_embeddings
-        if self.config.position_embedding == "xpos" and seq_len > context:
-            raise ValueError(
-                f"input_ids has {seq_len} positions: xPos is scaled for max_position_embeddings={context}; "
-                f"give at most that many, or set max_position_embeddings={seq_len} before the model is built"
-            )
+        if self.config.position_embedding == "xpos":
+            begin = max(turn.begins) if turn else 0
+            self._check_length(begin + seq_len if cu_seqlens is None else int(cu_seqlens.diff().max()))
         if position_ids is None:
-            if cu_seqlens is None:
-                position_ids = torch.arange(seq_len, device=input_ids.device)[None]
-            else:
-                position_ids = document_positions(cu_seqlens.to(input_ids.device), seq_len)
+            position_ids = self._positions(input_ids, cu_seqlens, turn)
         hidden = self._each_position(self.embed_tokens, input_ids)
         rotation = self.rotary_emb(hidden, position_ids)
-        for layer in self.layers:
-            hidden = layer(hidden, rotation, cu_seqlens)
+        turned = self.config.no_rope_layers or [1] * len(self.layers)
+        for number, layer in enumerate(self.layers):
+            past = None if past_key_values is None or turn is None else Past(past_key_values.states[number], turn)
+            hidden = layer(hidden, rotation if turned[number] else None, cu_seqlens, past)
+        if past_key_values is not None and turn is not None:
+            past_key_values.finish(turn, seq_len)
         return self._each_position(self.norm, hidden)
 
     def _each_position(self, module: nn.Module, x: Tensor) -> Tensor:
         out: Tensor = module(x) if self.tiles is None else self.tiles(module, x, self.residual_dtype)
         return out if self.residual_dtype is None else out.to(self.residual_dtype)
+
+    def _check_length(self, seq_len: int) -> None:
+        context = self.config.max_position_embeddings
+        if seq_len > context:
+            raise ValueError(
+                f"input_ids has {seq_len} positions: xPos is scaled for max_position_embeddings={context}; "
+                f"give at most that many, or set max_position_embeddings={seq_len} before the model is built"
+            )
+
+    def _positions(self, input_ids: Tensor, cu_seqlens: Tensor | None, turn: Turn | None) -> Tensor:
+        seq_len = input_ids.shape[1]
+        if cu_seqlens is not None:
+            return document_positions(cu_seqlens.to(input_ids.device), seq_len)
+        positions = torch.arange(seq_len, device=input_ids.device)[None]
+        if turn is None:
+            return positions
+        positions = positions + turn.positions[:, None]
+        if any(turn.skips):
+            positions = (positions - torch.tensor(turn.skips, device=input_ids.device)[:, None]).clamp(min=0)
+        return positions
 
 
 class LongNetForCausalLM(LongNetPreTrainedModel, GenerationMixin):
@@ -95,10 +135,25 @@ class LongNetForCausalLM(LongNetPreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    def hidden_states(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
+    def hidden_states(
+        self, input_ids: Tensor, position_ids: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> Tensor:
         """What the head is applied to, for a loss that never holds all logits. Sharded weights are whole by then."""
-        hidden: Tensor = self.model(input_ids, position_ids)
+        hidden: Tensor = self.model(input_ids, position_ids, cu_seqlens)
         return hidden
+
+    @classmethod
+    def from_hf(
+        cls,
+        path_or_model: str | os.PathLike[str] | PreTrainedModel,
+        segment_lengths: Sequence[int] | None = None,
+        dilation_rates: Sequence[int] | None = None,
+        **options: Any,
+    ) -> LongNetForCausalLM:
+        """A dense checkpoint as a LongNet; see ``longnet.model.hf.import_checkpoint`` for the options."""
+        from .hf import import_checkpoint
+
+        return import_checkpoint(path_or_model, segment_lengths, dilation_rates, **options)
 
     @can_return_tuple
     def forward(
@@ -112,33 +167,50 @@ class LongNetForCausalLM(LongNetPreTrainedModel, GenerationMixin):
         past_key_values: Any = None,
         use_cache: bool | None = None,
         **kwargs: Any,
-    ) -> CausalLMOutput:
+    ) -> CausalLMOutputWithPast:
         """Logits, and the loss where labels are given, as transformers' causal models have them.
 
         Training on long rows goes through ``model`` and ``longnet.training.loss`` instead, which never hold all logits.
 
         Args:
             input_ids: (B, N).
-            attention_mask: only ones; rows of different lengths are packed with ``cu_seqlens`` instead of padded.
+            attention_mask: as in ``LongNetModel.forward``: rows may be padded, each is as if alone.
             position_ids: as in ``LongNetModel.forward``.
             labels: (B, N), not shifted: position n is scored against label n + 1. -100 is left out.
             cu_seqlens: as in ``LongNetModel.forward``.
             logits_to_keep: only the last so many positions (0: all), or the positions themselves.
-            past_key_values: must be None, since there is no key-value cache.
-            use_cache: must not be True, for the same reason.
+            past_key_values: what was read before. Long inputs are read in pieces, in bounded memory.
+            use_cache: give back a cache with what was read.
             kwargs: for transformers' loss, such as ``num_items_in_batch``.
         """
-        if past_key_values is not None or use_cache:
-            raise ValueError("use_cache=True: LongNet has no key-value cache; call generate with use_cache=False")
-        if attention_mask is not None and not bool(attention_mask.all()):
+        if past_key_values is None and use_cache:
+            past_key_values = LongNetCache(self.config)
+        if past_key_values is not None and not isinstance(past_key_values, LongNetCache):
             raise ValueError(
-                "attention_mask has zeros: expected only ones, since padding is not supported; give rows of one "
-                "length, one row at a time, or pack them into one row with cu_seqlens"
+                f"past_key_values is a {type(past_key_values).__name__}: expected a LongNetCache(model.config), which "
+                "keeps what the pattern can still see"
             )
-        hidden = self.model(input_ids, position_ids, cu_seqlens)
+        if past_key_values is not None and cu_seqlens is not None:
+            raise ValueError("cu_seqlens is given with past_key_values: expected one document a row")
+        if past_key_values is None:
+            hidden = self.model(input_ids, position_ids, cu_seqlens, None, attention_mask)
+        else:
+            wanted = logits_to_keep if isinstance(logits_to_keep, int) else 0
+            hidden = read(self.model, input_ids, past_key_values, wanted, attention_mask, position_ids)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(hidden[:, kept])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutput(loss=loss, logits=logits)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+
+    def _prepare_cache_for_generation(  # type: ignore[override]
+        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *_: Any
+    ) -> None:
+        if generation_config.cache_implementation is not None:
+            raise ValueError(
+                f"cache_implementation={generation_config.cache_implementation!r}: expected None, since LongNet has a "
+                "cache of its own, bounded by its pattern"
+            )
+        if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
+            model_kwargs["past_key_values"] = LongNetCache(self.config)

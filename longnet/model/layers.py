@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from longnet.attention import build_block
+from longnet.attention.incremental import Past
 
 from .config import LongNetConfig
 from .rope import Rotation, rotate
@@ -42,17 +43,21 @@ class LongNetAttention(nn.Module):
         self.q_proj = Projection(config, hidden, inner, bias, raised=False)
         self.k_proj = Projection(config, hidden, inner_kv, bias, raised=False)
         self.v_proj = Projection(config, hidden, inner_kv, bias)
-        self.o_proj = Projection(config, inner, hidden, bias)
+        self.o_proj = Projection(config, inner, hidden, bool(config.attention_output_bias))
+        self.q_norm = build_norm(config, self.head_dim) if config.query_key_norm else nn.Identity()
+        self.k_norm = build_norm(config, self.head_dim) if config.query_key_norm else nn.Identity()
         self.sub_layernorm = build_norm(config, inner) if config.sub_layernorm else nn.Identity()
         self.block = build_block(config.block_spec(layer))
 
-    def project_in(self, hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+    def project_in(self, hidden: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = (
             projection(hidden).unflatten(-1, (-1, self.head_dim))
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q = rotate(q, rotation.query_cos, rotation.query_sin)
-        k = rotate(k, rotation.key_cos, rotation.key_sin)
+        q, k = self.q_norm(q), self.k_norm(k)
+        if rotation is not None:
+            q = rotate(q, rotation.query_cos, rotation.query_sin)
+            k = rotate(k, rotation.key_cos, rotation.key_sin)
         return q, k, v
 
     def project_out(self, attended: Tensor) -> Tensor:
@@ -100,22 +105,26 @@ class LongNetDecoderLayer(nn.Module):
         self.post_attention_layernorm = build_norm(config, config.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, hidden: Tensor, rotation: Rotation, cu_seqlens: Tensor | None = None) -> Tensor:
-        if self.tiles is not None:
+    def forward(
+        self, hidden: Tensor, rotation: Rotation | None, cu_seqlens: Tensor | None = None, past: Past | None = None
+    ) -> Tensor:
+        if self.tiles is not None and past is None:
             return self.tiles(self, hidden, rotation, cu_seqlens)
         if self.recompute is not None and torch.is_grad_enabled():
-            return self.recompute(self._forward, hidden, rotation, cu_seqlens)
-        return self._forward(hidden, rotation, cu_seqlens)
+            return self.recompute(self._forward, hidden, rotation, cu_seqlens, past)
+        return self._forward(hidden, rotation, cu_seqlens, past)
 
-    def _forward(self, hidden: Tensor, rotation: Rotation, cu_seqlens: Tensor | None) -> Tensor:
-        return self.after_attention(hidden, self.attend(*self.before_attention(hidden, rotation), cu_seqlens))
+    def _forward(
+        self, hidden: Tensor, rotation: Rotation | None, cu_seqlens: Tensor | None, past: Past | None
+    ) -> Tensor:
+        return self.after_attention(hidden, self.attend(*self.before_attention(hidden, rotation), cu_seqlens, past))
 
-    def before_attention(self, hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+    def before_attention(self, hidden: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, in (B, N, H, D)."""
         return self.self_attn.project_in(self.input_layernorm(hidden), rotation)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-        attended: Tensor = self.self_attn.block(q, k, v, cu_seqlens)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, past: Past | None = None) -> Tensor:
+        attended: Tensor = self.self_attn.block(q, k, v, cu_seqlens) if past is None else past.attend(q, k, v)
         return attended
 
     def after_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from transformers import PreTrainedModel
 
 from longnet.model import LongNetForCausalLM, LongNetModel
 
@@ -70,6 +71,18 @@ def apply(
         layer._compiled_call_impl = None
         if compiled and layer.tiles is None:
             layer.compile()
+
+
+def apply_to_decoder(model: PreTrainedModel, kind: str, compiled: bool) -> None:
+    """The same for a decoder of transformers, which checkpoints by itself: "none" or "full"."""
+    if kind == "full":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    elif kind != "none":
+        raise ValueError(f"kind={kind!r}: {type(model).__name__} is not our own; expected 'none' or 'full'")
+    if compiled:
+        for module in model.modules():
+            if type(module).__name__ in (model._no_split_modules or []):
+                module.compile()
 
 
 def _recompute(kind: str) -> Callable[..., Tensor] | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import torch
@@ -10,6 +13,9 @@ from torch.utils.data import DataLoader
 
 from longnet.data import Corpus, StepBatchSampler, validation_batches
 from longnet.data.documents import Split
+from longnet.data.packing import Row, collate
+from longnet.data.sampling import MixtureOrder
+from longnet.data.stream import RowStream, StreamBatches
 
 
 class TextDataModule(LightningDataModule):
@@ -23,7 +29,9 @@ class TextDataModule(LightningDataModule):
         num_workers: processes that prepare rows.
         val_batches: validation batches per process; None for all.
         overfit_batches: train and validate on the first so many batches of the training rows; 0 for all.
-        world_size: how many processes read different rows.
+        data_world: how many groups of processes read different rows. Processes of one group, which are neighbours in
+            rank, share each row.
+        data_rank: this process's group; by its rank when None.
     """
 
     def __init__(
@@ -35,7 +43,8 @@ class TextDataModule(LightningDataModule):
         num_workers: int = 0,
         val_batches: int | None = None,
         overfit_batches: int = 0,
-        world_size: int = 1,
+        data_world: int = 1,
+        data_rank: int | None = None,
     ) -> None:
         super().__init__()
         self.corpus = corpus
@@ -43,54 +52,139 @@ class TextDataModule(LightningDataModule):
         self.accumulate = accumulate
         self.seed = seed
         self.num_workers = num_workers
-        self.world_size = world_size
-        rows_at_once = batch_size * world_size
-        self.train_rows = min(len(corpus.train), overfit_batches * rows_at_once or len(corpus.train))
+        self.data_world = data_world
+        self._data_rank = data_rank
+        self._loader: TimedLoader | None = None
+        self._start: dict[str, int] | None = None
+        rows_at_once = batch_size * data_world
+        self.rows_per_step = rows_at_once * accumulate
+        if isinstance(corpus.train, RowStream):
+            if overfit_batches:
+                raise ValueError(
+                    f"trainer.overfit_batches={overfit_batches}: a stream has no first batches to come back to; use 0, "
+                    "or data.streaming=false"
+                )
+            self.train_rows: int | None = None
+        else:
+            self.train_rows = min(len(corpus.train), overfit_batches * rows_at_once or len(corpus.train))
+            self._order = corpus.order(seed, self.train_rows if overfit_batches else None)
         # What is to be learnt by heart is also what says whether it was.
         self._validated: Split = "train" if overfit_batches else "validation"
-        validation_rows = self.train_rows if overfit_batches else len(corpus.validation)
+        validation_rows = self.train_rows if overfit_batches and self.train_rows else len(corpus.validation)
         batches = -(-validation_rows // rows_at_once)
         self._val_batches = batches if val_batches is None else min(batches, val_batches)
         self._validation = getattr(corpus, self._validated).padded_to_multiple(rows_at_once)
         self.validation_rows = min(self._val_batches * rows_at_once, validation_rows)
         self.validation_bytes = len(self.validation_content())
 
+    @property
+    def data_rank(self) -> int:
+        """The group of processes that this one reads rows with."""
+        if self._data_rank is not None:
+            return self._data_rank
+        assert self.trainer is not None
+        return self.trainer.global_rank // max(self.trainer.world_size // self.data_world, 1)
+
     def validation_content(self) -> bytes:
         """The bytes that validation predicts, for measuring something else on the same ones."""
         return self.corpus.content(self._validated, self.validation_rows)
 
-    @property
-    def rank(self) -> int:
-        """This process among those that read different rows; processes that share a sequence read the same."""
+    def train_dataloader(self) -> TimedLoader:
         assert self.trainer is not None
-        sequence = getattr(self.trainer.strategy, "sequence", None)
-        return self.trainer.global_rank if sequence is None else sequence.shape.data_rank(self.trainer.global_rank)
+        layout = (self.batch_size * self.accumulate, self.data_rank, self.data_world)
+        if isinstance(self.corpus.train, RowStream):
+            rows: Any = StreamBatches(self.corpus.train, *layout, state=self._start)
+            # A second worker would read everything a second time.
+            options = {"batch_size": None, **self._options(min(self.num_workers, 1))}
+        else:
+            rows = self.corpus.train
+            sampler = StepBatchSampler(self._order, *layout, start_step=self.trainer.global_step)
+            options = {"batch_sampler": sampler, "collate_fn": collate, **self._options(self.num_workers)}
+        self._loader = TimedLoader(rows, self.trainer.global_step, self._start, **options)
+        return self._loader
 
-    def train_dataloader(self) -> DataLoader[dict[str, torch.Tensor]]:
-        assert self.trainer is not None
-        sampler = StepBatchSampler(
-            self.train_rows,
-            self.batch_size * self.accumulate,
-            rank=self.rank,
-            world=self.world_size,
-            seed=self.seed,
-            start_step=self.trainer.global_step,
-        )
-        return self._loader(self.corpus.train, sampler)
-
-    def val_dataloader(self) -> DataLoader[dict[str, torch.Tensor]]:
-        assert self.trainer is not None
-        batches = validation_batches(len(self._validation), self.batch_size, self.rank, self.world_size)
-        return self._loader(self._validation, batches[: self._val_batches])
-
-    def _loader(self, rows: Any, batches: Any) -> DataLoader[dict[str, torch.Tensor]]:
-        assert self.trainer is not None
+    def val_dataloader(self) -> DataLoader[Row]:
+        batches = validation_batches(len(self._validation), self.batch_size, self.data_rank, self.data_world)
+        sampler = batches[: self._val_batches]
         return DataLoader(
-            rows,
-            batch_sampler=batches,
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-            pin_memory=self.trainer.strategy.root_device.type == "cuda",
-            # Its own generator: starting an iterator must not advance the global random state.
-            generator=torch.Generator().manual_seed(self.seed + self.rank),
+            self._validation, batch_sampler=sampler, collate_fn=collate, **self._options(self.num_workers)
         )
+
+    def take_wait(self) -> float:
+        """Seconds that training has waited for batches since the last call."""
+        return self._loader.take_wait() if self._loader is not None else 0.0
+
+    def part_rows(self, step: int) -> dict[str, int]:
+        """How many rows each part of a mixture has given in the first so many steps."""
+        order = None if self.corpus.is_stream else self._order
+        if not isinstance(order, MixtureOrder):
+            return {}
+        return dict(zip(self.corpus.weights, order.counts(step * self.rows_per_step), strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        assert self.trainer is not None
+        step = self.trainer.global_step
+        place = self._loader.states.get(step) if self._loader is not None else self._start
+        return {
+            "fingerprint": self.corpus.fingerprint,
+            "seed": self.seed,
+            "step": step,
+            "rows_per_step": self.rows_per_step,
+            "stream": place if self.corpus.is_stream else None,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        here = {"fingerprint": self.corpus.fingerprint, "seed": self.seed, "rows_per_step": self.rows_per_step}
+        there = {key: state_dict[key] for key in here}
+        if differing := [f"{key} is {here[key]}, was {there[key]}" for key in here if here[key] != there[key]]:
+            raise ValueError(
+                f"the checkpoint's data cannot be gone on with: {'; '.join(differing)}. The next batch would not be "
+                "the one that would have come; keep the data, the seed, and the rows of a step, which are "
+                "data.batch_size x trainer.accumulate x data ranks"
+            )
+        self._start = state_dict["stream"]
+
+    def _options(self, num_workers: int) -> dict[str, Any]:
+        assert self.trainer is not None
+        return {
+            "num_workers": num_workers,
+            "persistent_workers": num_workers > 0,
+            "pin_memory": self.trainer.strategy.root_device.type == "cuda",
+            # Its own generator: starting an iterator must not advance the global random state.
+            "generator": torch.Generator().manual_seed(self.seed),
+        }
+
+
+class TimedLoader(DataLoader[Row]):
+    """A loader that knows how long its batches were waited for and, for a stream, where each of them begins.
+
+    Args:
+        rows: what it reads.
+        step: the step of the first batch.
+        state: the place in the stream before it, where it is a stream.
+        options: of the loader.
+    """
+
+    def __init__(self, rows: Any, step: int, state: dict[str, int] | None, **options: Any) -> None:
+        super().__init__(rows, **options)
+        # The place before each step from the last few on: batches are fetched before they are trained on.
+        self.states = {step: state}
+        self._first_step = step
+        self._waited = 0.0
+
+    def __iter__(self) -> Iterator[Row]:  # type: ignore[override]
+        batches = super().__iter__()
+        for step in count(self._first_step + 1):
+            start = time.perf_counter()
+            batch = next(batches)
+            self._waited += time.perf_counter() - start
+            if "state" in batch:
+                self.states[step] = batch.pop("state")
+                # Lightning holds one batch ahead of the one in training.
+                self.states.pop(step - 4, None)
+            yield batch
+
+    def take_wait(self) -> float:
+        """Seconds waited since the last call."""
+        waited, self._waited = self._waited, 0.0
+        return waited

@@ -23,7 +23,6 @@ _PACKAGES = (
     "einops",
     "safetensors",
     "triton",
-    "liger-kernel",
     "wandb",
 )
 

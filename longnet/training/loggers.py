@@ -7,6 +7,7 @@ import os
 import secrets
 import urllib.error
 import urllib.request
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlparse
@@ -26,9 +27,12 @@ WandbMode = Literal["online", "offline", "disabled"]
 _TIMEOUT = 3.0
 
 
-def build_loggers(config: LoggerConfig, run: RunDirectory) -> list[Logger]:
-    """The loggers of a run, all of which keep their files inside its directory; only the first process has them all."""
-    loggers: list[Logger] = [MetricsFile(run.metrics)]
+def build_loggers(config: LoggerConfig, run: RunDirectory, parts: Collection[str] = ()) -> list[Logger]:
+    """The loggers of a run, all of which keep their files inside its directory; only the first process has them all.
+
+    ``parts`` are the names of a mixture's parts.
+    """
+    loggers: list[Logger] = [MetricsFile(run.metrics, parts)]
     if not is_first_process():
         return loggers
     if config.tensorboard:

@@ -4,7 +4,9 @@ The (tokens, vocabulary) matrix is made a few rows at a time and each part is go
 computed on the way, in the forward pass, where the logits are at hand; backward only scales them.
 
 Torch's own chunked ``linear_cross_entropy`` is not used: it begins with torch 2.13, has no z-loss, and for bfloat16
-inputs gives the loss in bfloat16 (0.6 % off for a sum over 4096 tokens) and adds up the weight's gradient in it.
+inputs gives the loss in bfloat16 (0.6 % off for a sum over 4096 tokens) and adds up the weight's gradient in it. Nor is
+liger-kernel's: on an H200 with 32K tokens it took 1.45 times as long as the fused backend at a vocabulary of 50K, and
+as long at 128K (`scripts/benchmark_kernels.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-BACKENDS = ("auto", "chunked", "liger")
+BACKENDS = ("auto", "chunked", "fused")
 
 # A chunk of 256 MiB in float32: enough rows for fast matrix products at the largest vocabularies.
 CHUNK_ELEMENTS = 2**26
@@ -50,8 +52,8 @@ def linear_cross_entropy(
         ignore_index: the label that is left out.
         z_loss: factor of the squared log of the softmax denominators, which keeps logits from drifting.
         chunk_rows: rows of logits held at a time by the "chunked" backend; chosen by size when None.
-        backend: "chunked" (any device and dtype), "liger" (liger-kernel's fused kernels, CUDA), or "auto": liger where
-            it is installed, on CUDA, and the vocabulary is large enough for it to split the rows.
+        backend: "chunked" (plain torch: any device and dtype), "fused" (a Triton kernel in the logits' own memory), or
+            "auto": fused on CUDA, where Triton is installed.
 
     Returns:
         ``loss`` (z-loss included), ``nll`` (without) and the number of ``tokens``, in float32, or float64 for float64
@@ -61,12 +63,11 @@ def linear_cross_entropy(
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         hidden = hidden.to(torch.get_autocast_dtype(device))
-    if backend == "liger" or (backend == "auto" and _liger_serves(hidden, weight)):
-        return _liger(hidden, weight, labels, ignore_index, z_loss)
-    rows = chunk_rows or _rows_per_chunk(hidden.shape[0], weight.shape[0])
+    fused = backend == "fused" or (backend == "auto" and _fused_serves(hidden))
+    rows = chunk_rows or _rows_per_chunk(hidden.shape[0], weight.shape[0], fused)
     grads = torch.is_grad_enabled()
     needs = (grads and hidden.requires_grad, grads and weight.requires_grad)
-    return LossSums(*_ChunkedLoss.apply(hidden, weight, labels, ignore_index, z_loss, rows, needs))
+    return LossSums(*_ChunkedLoss.apply(hidden, weight, labels, ignore_index, z_loss, rows, fused, needs))
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -79,6 +80,7 @@ class _ChunkedLoss(torch.autograd.Function):
         ignore_index: int,
         z_loss: float,
         rows: int,
+        fused: bool,
         needs: tuple[bool, bool],
     ) -> tuple[Tensor, Tensor, Tensor]:
         exact = torch.promote_types(hidden.dtype, torch.float32)
@@ -89,20 +91,16 @@ class _ChunkedLoss(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             for begin in range(0, hidden.shape[0], rows):
                 part = slice(begin, begin + rows)
-                label = labels[part, None]
-                counts = (label != ignore_index).to(exact)
-                label = torch.where(label == ignore_index, 0, label)
-                logits = (hidden[part] @ head.T).to(exact)
-                lse = logits.logsumexp(-1, keepdim=True)
-                part_nll = ((lse - logits.gather(-1, label)) * counts).sum()
+                logits, label = hidden[part] @ head.T, labels[part]
+                of_rows = _fused_rows if fused else _rows
+                lse, part_nll, grad = of_rows(logits, label, ignore_index, z_loss, any(needs))
+                part_nll = part_nll.sum()
                 nll += part_nll
-                loss += part_nll + z_loss * (lse.square() * counts).sum()
-                tokens += counts.sum()
-                if not any(needs):
+                loss += part_nll + z_loss * lse.square().sum()
+                tokens += (label != ignore_index).sum()
+                if grad is None:
                     continue
-                # The logits' gradient, in their own place: (1 + 2 z lse) softmax - onehot, and 0 where nothing counts.
-                grad = logits.sub_(lse).exp_().mul_((1 + 2 * z_loss * lse) * counts)
-                grad = grad.scatter_add_(-1, label, -counts).to(hidden.dtype)
+                del logits
                 if grad_hidden is not None:
                     torch.mm(grad, head, out=grad_hidden[part])
                 if grad_weight is not None:
@@ -122,7 +120,33 @@ class _ChunkedLoss(torch.autograd.Function):
             grad_hidden.mul_(grad_loss)
         if grad_weight is not None:
             grad_weight = grad_weight.mul_(grad_loss).to(ctx.weight_dtype)
-        return grad_hidden, grad_weight, None, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None, None
+
+
+def _rows(
+    logits: Tensor, labels: Tensor, ignore_index: int, z_loss: float, grads: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Each row's LSE, negative log-likelihood and gradient by the logits; 0 where nothing counts."""
+    exact = torch.promote_types(logits.dtype, torch.float32)
+    counts = (labels != ignore_index).to(exact)[:, None]
+    index = torch.where(labels == ignore_index, 0, labels)[:, None]
+    exact_logits = logits.to(exact)
+    lse = exact_logits.logsumexp(-1, keepdim=True)
+    nll = (lse - exact_logits.gather(-1, index)) * counts
+    if not grads:
+        return lse * counts, nll, None
+    # In their own place: (1 + 2 z lse) softmax - onehot.
+    grad = exact_logits.sub_(lse).exp_().mul_((1 + 2 * z_loss * lse) * counts)
+    return lse * counts, nll, grad.scatter_add_(-1, index, -counts).to(logits.dtype)
+
+
+def _fused_rows(
+    logits: Tensor, labels: Tensor, ignore_index: int, z_loss: float, grads: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    from .cross_entropy_kernel import cross_entropy_
+
+    lse, nll = cross_entropy_(logits, labels, ignore_index, z_loss, grads)
+    return lse, nll, logits if grads else None
 
 
 def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -133,34 +157,16 @@ def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addmm_(left.to(total.dtype), right.to(total.dtype))
 
 
-def _rows_per_chunk(num_tokens: int, vocab_size: int) -> int:
-    return max(1, min(CHUNK_ELEMENTS // vocab_size, -(-num_tokens // MIN_CHUNKS)))
+def _rows_per_chunk(num_tokens: int, vocab_size: int, fused: bool) -> int:
+    # The fused kernel has no copy in float32, and gains 8 % by larger products at a vocabulary of 128K.
+    elements = 4 * CHUNK_ELEMENTS if fused else CHUNK_ELEMENTS
+    rows = max(1, min(elements // vocab_size, -(-num_tokens // MIN_CHUNKS)))
+    # Matrix products are fastest over whole tiles of rows.
+    return rows // 256 * 256 or rows
 
 
-def _liger_serves(hidden: Tensor, weight: Tensor) -> bool:
-    # Liger holds tokens x C logits at a time, which is all of them unless V is several times C; and it gives the weight
-    # no gradient when hidden needs none.
-    large = weight.shape[0] >= 4 * weight.shape[1]
-    return hidden.is_cuda and hidden.requires_grad and large and find_spec("liger_kernel") is not None
-
-
-def _liger(hidden: Tensor, weight: Tensor, labels: Tensor, ignore_index: int, z_loss: float) -> LossSums:
-    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
-
-    # Cast here, once: under autocast liger would cast the whole weight again for every chunk.
-    with torch.autocast(hidden.device.type, enabled=False):
-        result = liger_fused_linear_cross_entropy(
-            hidden,
-            weight.to(hidden.dtype),
-            labels,
-            ignore_index=ignore_index,
-            lse_square_scale=z_loss,
-            reduction="sum",
-            return_z_loss=z_loss > 0,
-            accum_dtype=torch.float32,
-        )
-    loss, penalty = (result.loss, result.z_loss) if z_loss > 0 else (result, 0.0)
-    return LossSums(loss, (loss - penalty).detach(), (labels != ignore_index).sum().to(loss.dtype))
+def _fused_serves(hidden: Tensor) -> bool:
+    return hidden.is_cuda and hidden.dtype != torch.float64 and find_spec("triton") is not None
 
 
 def _check(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_rows: int | None, backend: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ COLUMNS = (
     "learning_rate",
     "gradient_norm",
     "tokens_per_second",
+    "data_wait",
     "mfu",
     "peak_memory_gib",
     "seconds",
@@ -41,11 +42,17 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
 
 class MetricsFile(Logger):
-    """Appends rows to a CSV file; every row is on disk when the call returns."""
+    """Appends rows to a CSV file; every row is on disk when the call returns.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the file.
+        parts: the parts of a mixture, each of which has a column `rows/<part>` with the rows it has given so far.
+    """
+
+    def __init__(self, path: Path, parts: Collection[str] = ()) -> None:
         super().__init__()
         self.path = path
+        self.columns = (*COLUMNS, *(f"rows/{part}" for part in parts))
 
     @property
     def name(self) -> str:
@@ -63,12 +70,12 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        if unknown := set(metrics) - set(COLUMNS):
+        if unknown := set(metrics) - set(self.columns):
             raise ValueError(f"metrics {sorted(unknown)} have no column in {self.path.name}: add them to COLUMNS")
         if not self.path.exists():
             self._write([])
         with self.path.open("a", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerow(_cells({**metrics, "step": step}))
+            csv.writer(file, lineterminator="\n").writerow(self._cells({**metrics, "step": step}))
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to do: the run directory holds the config."""
@@ -77,11 +84,13 @@ class MetricsFile(Logger):
         temporary = self.path.with_suffix(".tmp")
         with temporary.open("w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(COLUMNS)
-            writer.writerows(_cells(row) for row in rows)
+            writer.writerow(self.columns)
+            writer.writerows(self._cells(row) for row in rows)
         os.replace(temporary, self.path)
 
+    def _cells(self, row: Mapping[str, Any]) -> list[str]:
+        return ["" if row.get(name) is None else repr(_kind(name)(row[name])) for name in self.columns]
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    integers = ("step", "tokens")
-    return ["" if row.get(name) is None else repr((int if name in integers else float)(row[name])) for name in COLUMNS]
+
+def _kind(column: str) -> type[int] | type[float]:
+    return int if column in ("step", "tokens") or column.startswith("rows/") else float

@@ -8,7 +8,9 @@ micro-batches and processes, and ``global_step`` the number of optimiser steps.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -18,13 +20,14 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
 from longnet.config.schema import OptimConfig
-from longnet.model import LongNetForCausalLM
 from longnet.parallel import SequenceShare
 
 from .loss import LossSums, linear_cross_entropy
 from .optim import build_optimizer
+from .pretrained import head_weight, hidden_states
 from .schedule import build_schedule
 
 IGNORE_INDEX = -100
@@ -39,6 +42,7 @@ class LongNetModule(LightningModule):
         max_steps: the length of the run, for the schedule.
         micro_batch_size: rows per forward pass; a batch is a whole number of these.
         seed: with the step and the process's rank it fixes dropout, so a resumed run needs no random state.
+        context_growth: (context, share of the steps): up to that share, rows are cut into pieces of that context.
     """
 
     tokens_seen: Tensor
@@ -46,7 +50,13 @@ class LongNetModule(LightningModule):
     window_tokens: Tensor
 
     def __init__(
-        self, model: LongNetForCausalLM, optim: OptimConfig, max_steps: int, micro_batch_size: int, seed: int
+        self,
+        model: PreTrainedModel,
+        optim: OptimConfig,
+        max_steps: int,
+        micro_batch_size: int,
+        seed: int,
+        context_growth: Sequence[tuple[int, float]] = (),
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -55,8 +65,11 @@ class LongNetModule(LightningModule):
         self.micro_batch_size = micro_batch_size
         self.seed = seed
         self.gradient_norm = torch.zeros(())
+        # Called with the reason when a step does not fit; makes room, or raises.
+        self.out_of_memory: Callable[[str], None] | None = None
         self._validation_sums = torch.zeros(2)
         self._max_steps = max_steps
+        self._context_growth = context_growth
         self._schedule = build_schedule(
             optim.schedule, max_steps, optim.warmup_steps, optim.min_lr_ratio, optim.decay_fraction, optim.power
         )
@@ -82,31 +95,71 @@ class LongNetModule(LightningModule):
             self.model, self.optim.lr, (beta1, beta2), self.optim.eps, self.optim.weight_decay, fused
         )
 
-    def training_step(self, batch: dict[str, Tensor]) -> None:
+    def training_step(self, batch: dict[str, Any]) -> None:
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
         for group in optimizer.param_groups:
             group["lr"] = self.learning_rate
-        self._seed_step()
-        optimizer.zero_grad()
         batch = self._own_part(batch)
 
         tokens = self._sum_over_processes((batch["labels"] != IGNORE_INDEX).sum())
         # The strategy averages gradients over the processes; the loss is a mean over all their tokens.
         scale = self.trainer.world_size / tokens.clamp(min=1)
-        nll = torch.zeros((), device=self.device)
-        micro_batches = self._micro_batches(batch)
-        for index, micro_batch in enumerate(micro_batches):
-            sums = self._loss_sums(micro_batch)
-            # Backward is not to run under autocast: it takes its dtypes from the forward pass.
-            with self._gradient_sync(index == len(micro_batches) - 1), torch.autocast(self.device.type, enabled=False):
-                self.manual_backward(sums.loss * scale)
-            nll += sums.nll.detach()
+        nll = self._compute_gradients(batch, scale)
         optimizer.step()
 
         self.window_nll += self._sum_over_processes(nll)
         self.window_tokens += tokens
         self.tokens_seen += tokens
+
+    def dry_step(self, context_length: int) -> str | None:
+        """A forward and a backward pass over a whole micro-batch, which change nothing; why not, if memory ran out."""
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, LightningOptimizer)
+        devices = [self.device] if self.device.type == "cuda" else []
+        ids = torch.arange(context_length, device=self.device) % self.model.config.vocab_size
+        batch = self._own_part({name: ids.repeat(self.micro_batch_size, 1) for name in ("input_ids", "labels")})
+        reason = None
+        with torch.random.fork_rng(devices):
+            try:
+                # The optimiser's state takes its place at the end of the first step.
+                wanted = 0 if optimizer.state else 2 * sum(weight.numel() for weight in self.model.parameters())
+                state = torch.empty(wanted, device=self.device)
+                with self.trainer.precision_plugin.train_step_context():
+                    loss = self._loss_sums(batch).loss
+                loss.backward()
+                del loss, state
+            except torch.OutOfMemoryError as error:
+                reason = str(error)
+        optimizer.zero_grad()
+        return reason
+
+    def _compute_gradients(self, batch: dict[str, Tensor], scale: Tensor) -> Tensor:
+        """Gradients of a whole step, from its start again where memory runs out; the sum of the tokens' losses."""
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, LightningOptimizer)
+        while True:
+            self._seed_step()
+            optimizer.zero_grad()
+            try:
+                return self._backward_through(self._micro_batches(batch), scale)
+            except torch.OutOfMemoryError as error:
+                if self.out_of_memory is None:
+                    raise
+                reason = str(error)
+            # Out here, where the error no longer holds what the step had computed.
+            optimizer.zero_grad()
+            self.out_of_memory(reason)
+
+    def _backward_through(self, micro_batches: list[dict[str, Tensor]], scale: Tensor) -> Tensor:
+        nll = torch.zeros((), device=self.device)
+        for index, micro_batch in enumerate(micro_batches):
+            sums = self._loss_sums(micro_batch, self._context())
+            # Backward is not to run under autocast: it takes its dtypes from the forward pass.
+            with self._gradient_sync(index == len(micro_batches) - 1), torch.autocast(self.device.type, enabled=False):
+                self.manual_backward(sums.loss * scale)
+            nll += sums.nll.detach()
+        return nll
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         # Here the gradients are unscaled and summed over the processes.
@@ -131,7 +184,7 @@ class LongNetModule(LightningModule):
     def on_validation_epoch_start(self) -> None:
         self._validation_sums = torch.zeros(2, device=self.device)
 
-    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         sums = self._loss_sums(self._own_part(batch))
         self._validation_sums += torch.stack([sums.nll, sums.tokens.to(sums.nll.dtype)])
 
@@ -148,23 +201,38 @@ class LongNetModule(LightningModule):
     def _sequence(self) -> SequenceShare | None:
         return getattr(self.trainer.strategy, "sequence", None)
 
-    def _own_part(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _own_part(self, batch: dict[str, Any]) -> dict[str, Any]:
         """The positions of this process, where several share a sequence. Labels are shifted, so they go along."""
         if self._sequence is None:
             return batch
         return self._sequence.cut(batch, {"labels": IGNORE_INDEX})
 
-    def _micro_batches(self, batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-        parts = [tensor.split(self.micro_batch_size) for tensor in batch.values()]
-        return [dict(zip(batch, tensors, strict=True)) for tensors in zip(*parts, strict=True)]
+    def _micro_batches(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
+        size = self.micro_batch_size
+        starts = range(0, len(batch["input_ids"]), size)
+        return [{name: rows[start : start + size] for name, rows in batch.items()} for start in starts]
 
-    def _loss_sums(self, batch: dict[str, Tensor]) -> LossSums:
-        ids = batch["input_ids"]
+    def _context(self) -> int | None:
+        """The context of the step about to be taken, where it is shorter than the rows."""
+        share = self.global_step / self._max_steps
+        return next((context for context, until in self._context_growth if share < until), None)
+
+    def _loss_sums(self, batch: dict[str, Any], context: int | None = None) -> LossSums:
+        ids, borders = batch["input_ids"], None
         positions = None if self._sequence is None else self._sequence.positions(ids.shape[1], ids.device)
-        hidden = self.model.hidden_states(ids, positions)
+        if context is not None:
+            # Each piece is a row of its own: positions and segments begin anew, and the same tokens are predicted.
+            ids = ids.reshape(-1, context)
+        if "lengths" in batch:
+            # Isolated documents: the rows become one, since it is documents that attention keeps apart. The borders
+            # stay on the host, where the kernels' sizes are computed.
+            ids = ids.reshape(1, -1)
+            lengths = [length for row in batch["lengths"] for length in row]
+            borders = torch.tensor([0, *accumulate(lengths)])
+        hidden = hidden_states(self.model, ids, positions, borders)
         return linear_cross_entropy(
             hidden.flatten(0, 1),
-            self.model.lm_head.weight,
+            head_weight(self.model),
             batch["labels"].flatten(),
             ignore_index=IGNORE_INDEX,
             z_loss=self.optim.z_loss,

@@ -9,7 +9,7 @@ import torch
 
 from longnet.config.schema import TrainerConfig
 
-_PRECISIONS: dict[str, Literal["bf16-mixed", "16-mixed", "32-true"]] = {
+_PRECISIONS: dict[Literal["bf16", "fp16", "fp32"], Literal["bf16-mixed", "16-mixed", "32-true"]] = {
     "bf16": "bf16-mixed",
     "fp16": "16-mixed",
     "fp32": "32-true",
@@ -25,7 +25,7 @@ class Placement:
     compile: bool
 
     @property
-    def precision_name(self) -> str:
+    def precision_name(self) -> Literal["bf16", "fp16", "fp32"]:
         return next(name for name, value in _PRECISIONS.items() if value == self.precision)
 
     @property

@@ -149,7 +149,10 @@ class RichProgress(PlainProgress):
 
 
 def _rate(row: Mapping[str, float]) -> str:
-    return f"{quantity(row['tokens_per_second'])} tokens/s  mfu {row['mfu']:.0%}"
+    wait = row.get("data_wait", 0.0)
+    # Below that nobody would change anything.
+    waiting = f"  waiting for data {wait:.0%}" if wait >= 0.02 else ""
+    return f"{quantity(row['tokens_per_second'])} tokens/s  mfu {row['mfu']:.0%}{waiting}"
 
 
 def quantity(number: float) -> str:

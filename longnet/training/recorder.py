@@ -11,6 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from longnet.config.errors import JobError
 
+from .datamodule import TextDataModule
 from .metrics import MetricsFile
 from .module import LongNetModule
 from .steps import StepCallback
@@ -27,6 +28,7 @@ class Recorder(StepCallback):
         flops_per_token: model FLOPs of a token, forward and backward.
         matmul_dtype: the number format whose matrix products the model's are compared with.
         clock: counts the time in training.
+        data: tells how long training waited for it.
         listeners: called with (step, row) besides the loggers, for example to show the row.
     """
 
@@ -36,6 +38,7 @@ class Recorder(StepCallback):
         flops_per_token: float,
         matmul_dtype: torch.dtype,
         clock: TrainingClock,
+        data: TextDataModule | None = None,
         listeners: Sequence[Listener] = (),
     ) -> None:
         super().__init__()
@@ -44,6 +47,7 @@ class Recorder(StepCallback):
         self.matmul_dtype = matmul_dtype
         self.listeners = listeners
         self._clock = clock
+        self._data = data
         self._lap_tokens = 0
         self._matmul_rate = math.inf
 
@@ -93,8 +97,13 @@ class Recorder(StepCallback):
                 f"optim.warmup_steps={module.optim.warmup_steps}, or try trainer.precision=fp32"
             )
         tokens = int(module.tokens_seen)
-        rate = (tokens - self._lap_tokens) / max(self._clock.lap(module.device), 1e-9)
+        seconds = max(self._clock.lap(module.device), 1e-9)
+        rate = (tokens - self._lap_tokens) / seconds
         self._lap_tokens = tokens
+        data = {}
+        if self._data is not None:
+            rows = {f"rows/{part}": count for part, count in self._data.part_rows(trainer.global_step).items()}
+            data = {"data_wait": min(self._data.take_wait() / seconds, 1.0), **rows}
         return {
             "train/loss": loss,
             "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
@@ -102,6 +111,7 @@ class Recorder(StepCallback):
             "tokens_per_second": rate,
             "mfu": rate * self.flops_per_token / (self._matmul_rate * trainer.world_size),
             "peak_memory_gib": peak_memory_gib(module.device),
+            **data,
         }
 
     def _emit(self, trainer: Trainer, step: int, row: dict[str, float]) -> None:

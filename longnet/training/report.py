@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
+from transformers import PreTrainedModel
 
 from longnet.data import Tokenizer
 from longnet.evaluation.baselines import Baselines
-from longnet.model import LongNetForCausalLM
 
 from .metrics import read_metrics
 from .rundir import RunDirectory
@@ -61,7 +61,7 @@ def plot_loss(metrics: Path, target: Path, title: str, baselines: Baselines | No
     pyplot.close(figure)
 
 
-def generate_sample(model: LongNetForCausalLM, tokenizer: Tokenizer, prompt: str, num_tokens: int, seed: int) -> str:
+def generate_sample(model: PreTrainedModel, tokenizer: Tokenizer, prompt: str, num_tokens: int, seed: int) -> str:
     """The prompt and how the model continues it, within its context; the same for the same weights and seed."""
     ids = torch.as_tensor(tokenizer.encode(prompt or "\n").astype("int64"), device=model.device)[None]
     context = model.config.max_position_embeddings

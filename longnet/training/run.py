@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
@@ -13,21 +14,25 @@ from rich.console import Console
 
 from longnet.config import resolve_attention
 from longnet.config.machine import is_first_process
-from longnet.config.schema import JobConfig
+from longnet.config.schema import DataConfig, JobConfig
 from longnet.data import Corpus, build_corpus
-from longnet.evaluation.baselines import measure_baselines
+from longnet.data.pretrained import ensure_checkpoint
+from longnet.evaluation.baselines import Baselines, measure_baselines
 from longnet.model import LongNetConfig, LongNetForCausalLM
 
 from . import activation_checkpointing
 from .checkpoints import AtomicCheckpointIO, Checkpoints, checkpoint_step
 from .datamodule import TextDataModule
 from .environment import describe_environment
+from .finetune import choose_trained, merge_adapters
 from .header import describe_session
 from .interrupt import SaveOnInterrupt
 from .loggers import build_loggers, close_loggers, log_config
+from .memory import MemoryKeeper
 from .metrics import read_metrics
 from .module import LongNetModule
 from .placement import Placement, place
+from .pretrained import load_pretrained
 from .progress import build_progress, show_header
 from .quiet import quiet_libraries
 from .recorder import Recorder
@@ -36,6 +41,11 @@ from .rundir import RunDirectory
 from .session import Session
 from .strategy import answers_in_time, build_strategy, gather_weights
 from .throughput import TrainingClock, training_flops_per_token
+
+# Keys of the model that say how to begin from a checkpoint.
+FROM_CHECKPOINT = ("pretrained", "keep_code", "rope_extension")
+# Training bytes that the baselines look at.
+BASELINE_BYTES = 64 * 2**20
 
 
 def train(job: JobConfig) -> None:
@@ -85,13 +95,10 @@ def build_session(job: JobConfig) -> Session:
     if placement.accelerator == "cuda":
         torch.set_float32_matmul_precision("high")
     seed_everything(job.seed, verbose=False)
-    corpus = build_corpus(
-        job.data.source,
-        context_length=job.data.context_length,
-        validation_fraction=job.data.validation_fraction,
-        path=job.data.path,
-        tokenizer=job.data.tokenizer,
-    )
+    if job.model.pretrained:
+        # Before the corpus, which may be tokenized by the checkpoint's own tokenizer.
+        ensure_checkpoint(job.model.pretrained)
+    corpus = build_corpus(**_corpus_options(job.data), seed=job.seed)
     if checkpoint and first:
         run.check_same_data(checkpoint, corpus.fingerprint)
     if placement.compile:
@@ -106,15 +113,40 @@ def build_session(job: JobConfig) -> Session:
         num_workers=job.data.num_workers,
         val_batches=job.trainer.val_batches,
         overfit_batches=job.trainer.overfit_batches,
-        world_size=job.trainer.devices * job.trainer.num_nodes // job.strategy.sequence_parallel_size,
+        data_world=job.trainer.devices * job.trainer.num_nodes // job.strategy.sequence_parallel_size,
     )
     return Session(job, placement, run, Console(quiet=not first), module, data, checkpoint, start_step)
 
 
 def build_module(job: JobConfig, corpus: Corpus, placement: Placement) -> LongNetModule:
-    """The model, freshly initialised, and how it is trained."""
-    shape = asdict(job.model)
+    """The model, freshly initialised or from its checkpoint, and how it is trained."""
+    model = load_pretrained(job, corpus.tokenizer) if job.model.pretrained else _new_model(job, corpus)
+    choose_trained(model, job.finetune)
+    recompute = job.trainer.activation_checkpointing
+    if isinstance(model, LongNetForCausalLM):
+        if placement.precision_name == "bf16" and job.trainer.residual == "bf16":
+            model.model.residual_dtype = torch.bfloat16
+        activation_checkpointing.apply(model, recompute.kind, recompute.every, job.trainer.tile, placement.compile)
+    else:
+        activation_checkpointing.apply_to_decoder(model, recompute.kind, placement.compile)
+    return LongNetModule(
+        model,
+        job.optim,
+        job.trainer.max_steps,
+        job.data.batch_size,
+        job.seed,
+        [(int(context), share) for context, share in job.finetune.context_growth],
+    )
+
+
+def _new_model(job: JobConfig, corpus: Corpus) -> LongNetForCausalLM:
+    shape = {name: value for name, value in asdict(job.model).items() if name not in FROM_CHECKPOINT}
     shape["vocab_size"] = job.model.vocab_size or corpus.vocab_size
+    if shape["vocab_size"] < corpus.vocab_size:
+        raise ValueError(
+            f"model.vocab_size={shape['vocab_size']}: expected at least {corpus.vocab_size}, the ids of the tokenizer "
+            f"{corpus.tokenizer.name}; null takes the tokenizer's own"
+        )
     config = LongNetConfig(
         **shape,
         attention=resolve_attention(job),
@@ -122,12 +154,7 @@ def build_module(job: JobConfig, corpus: Corpus, placement: Placement) -> LongNe
         pad_token_id=corpus.tokenizer.pad_id,
         eos_token_id=corpus.tokenizer.eos_id,
     )
-    model = LongNetForCausalLM(config)
-    if placement.precision_name == "bf16" and job.trainer.residual == "bf16":
-        model.model.residual_dtype = torch.bfloat16
-    recompute = job.trainer.activation_checkpointing
-    activation_checkpointing.apply(model, recompute.kind, recompute.every, job.trainer.tile, placement.compile)
-    return LongNetModule(model, job.optim, job.trainer.max_steps, job.data.batch_size, job.seed)
+    return LongNetForCausalLM(config)
 
 
 def fit(session: Session) -> None:
@@ -139,19 +166,21 @@ def fit(session: Session) -> None:
     clock = TrainingClock()
     # The order matters: a step is recorded before it is saved, so a resumed run finds its row.
     callbacks: list[Callback] = [
+        *([MemoryKeeper(job, session.placement, console)] if isinstance(module.model, LongNetForCausalLM) else []),
         *([progress] if progress else []),
         Recorder(
             job.trainer.log_every,
             training_flops_per_token(module.model, job.data.context_length),
             session.placement.matmul_dtype,
             clock,
+            session.data,
             listeners=[progress.on_row] if progress else [],
         ),
         Checkpoints(run.last, run.best, job.callbacks.save_every, clock),
         SaveOnInterrupt(run.last, console),
     ]
     profiler = SimpleProfiler() if job.trainer.profiler == "simple" else None
-    loggers = build_loggers(job.logger, run)
+    loggers = build_loggers(job.logger, run, parts=session.data.corpus.weights)
     try:
         log_config(loggers, asdict(job))
         trainer = build_trainer(session, callbacks, loggers, profiler)
@@ -195,12 +224,13 @@ def build_trainer(
 def finish(session: Session) -> None:
     """Leaves the weights, the plot and a sample in the run's directory, and shows how it went."""
     run, options, corpus, model = session.run, session.job.callbacks, session.data.corpus, session.module.model
+    merge_adapters(model, session.job.finetune, run.adapter)
     model.save_pretrained(run.model)
     corpus.tokenizer.to_transformers(corpus.train.context_length).save_pretrained(run.model)
 
     baselines = sample = None
     if options.summary:
-        baselines = measure_baselines(session.data.validation_content(), corpus.content("train"))
+        baselines = _measure_baselines(session.data)
     if options.plot:
         plot_loss(run.metrics, run.plot, run.name, baselines)
     if not options.summary:
@@ -214,6 +244,23 @@ def finish(session: Session) -> None:
             )
         run.sample.write_text(sample)
     show_summary(session.console, run, baselines, sample)
+
+
+def _corpus_options(data: DataConfig) -> dict[str, Any]:
+    """What the corpus is made of: all but how it is dealt out."""
+    return {name: value for name, value in asdict(data).items() if name not in ("batch_size", "num_workers")}
+
+
+def _measure_baselines(data: TextDataModule) -> Baselines | None:
+    corpus = data.corpus
+    # What xz can refer back to is enough to know how common each byte is, and a corpus may be larger than memory.
+    content = (
+        b""
+        if data.train_rows is None
+        else corpus.content("train", min(data.train_rows, -(-BASELINE_BYTES // corpus.train.context_length)))
+    )
+    validation = data.validation_content()
+    return measure_baselines(validation, content) if content and validation else None
 
 
 def show_finished(session: Session) -> None:

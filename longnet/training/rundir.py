@@ -21,6 +21,7 @@ from longnet.parallel.checkpoints import is_sharded
 # the data, as long as it is the same data (`check_same_data`).
 _FREE = (
     "resume",
+    "memory",
     "run",
     "logger",
     "callbacks",
@@ -46,6 +47,7 @@ class RunDirectory:
         self.last = self.checkpoints / "last.ckpt"
         self.best = self.checkpoints / "best.ckpt"
         self.model = self.path / "model"
+        self.adapter = self.path / "adapter"
         self.plot = self.path / "loss.png"
         self.sample = self.path / "sample.txt"
         self._lock: IO[str] | None = None

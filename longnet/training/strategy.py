@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy
 
 from longnet.config.errors import JobError
 from longnet.config.schema import JobConfig
-from longnet.model import LongNetForCausalLM
+from longnet.model import LongNetConfig, LongNetForCausalLM
 from longnet.parallel.strategies import SequenceParallelFSDPStrategy, SequenceParallelStrategy
 
 from .module import LongNetModule
@@ -39,7 +39,9 @@ def gather_weights(module: LongNetModule, strategy: Strategy) -> None:
     if isinstance(strategy, SequenceParallelFSDPStrategy):
         state = strategy.full_state_dict()
         if strategy.is_global_zero:
-            module.model = LongNetForCausalLM(module.model.config)
+            config = module.model.config
+            assert isinstance(config, LongNetConfig)
+            module.model = LongNetForCausalLM(config)
             module.model.load_state_dict(state)
 
 

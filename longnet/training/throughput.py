@@ -8,11 +8,12 @@ import time
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
-from longnet.model import LongNetForCausalLM
+from .pretrained import attention_flops
 
 
-def training_flops_per_token(model: LongNetForCausalLM, context_length: int) -> float:
+def training_flops_per_token(model: PreTrainedModel, context_length: int) -> float:
     """FLOPs that one token of a full row costs, forward and backward, counted from the modules.
 
     A matrix product costs 2 per weight forward and twice that backward; the embedding is a lookup and costs nothing,
@@ -20,9 +21,7 @@ def training_flops_per_token(model: LongNetForCausalLM, context_length: int) -> 
     Recomputed activations are not counted, as is the custom for model FLOPs.
     """
     products = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
-    heads, head_dim = model.config.num_attention_heads, model.config.head_dim
-    attention = sum(layer.self_attn.block.flops(context_length, heads, head_dim) for layer in model.model.layers)
-    return 3 * (2 * products + attention / context_length)
+    return 3 * (2 * products + attention_flops(model, context_length) / context_length)
 
 
 def measure_matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.4) -> float:

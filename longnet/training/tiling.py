@@ -48,9 +48,9 @@ class LayerTiles:
     compiled: bool = False
 
     def __call__(
-        self, layer: LongNetDecoderLayer, hidden: Tensor, rotation: Rotation, cu_seqlens: Tensor | None
+        self, layer: LongNetDecoderLayer, hidden: Tensor, rotation: Rotation | None, cu_seqlens: Tensor | None
     ) -> Tensor:
-        run = _LayerRun(self, layer, rotation, cu_seqlens, torch.is_grad_enabled())
+        run = _LayerRun(self, layer, rotation, cu_seqlens, torch.is_grad_enabled(), hidden.device)
         out: Tensor = _TiledLayer.apply(run, hidden, *_trained(layer))
         return out
 
@@ -119,16 +119,17 @@ class _LayerRun:
         self,
         tiles: LayerTiles,
         layer: LongNetDecoderLayer,
-        rotation: Rotation,
+        rotation: Rotation | None,
         cu_seqlens: Tensor | None,
         trains: bool,
+        device: torch.device,
     ) -> None:
         self.tiles = tiles
         self.layer = layer
         self.rotation = rotation
         self.cu_seqlens = cu_seqlens
         self.trains = trains
-        self.replay = _Replay(rotation.query_cos.device)
+        self.replay = _Replay(device)
         self.attention: _Attention | None = None
         compiled = tiles.compiled and not (layer.training and layer.dropout.p > 0)
         self.before_attention, self.after_attention = _tile_code(compiled)
@@ -200,8 +201,8 @@ class _LayerRun:
     def parts(self, hidden: Tensor) -> list[slice]:
         return _parts(hidden.shape[1], self.tiles.size)
 
-    def rotation_of(self, part: slice) -> Rotation:
-        return Rotation(*(table[:, part] for table in self.rotation))
+    def rotation_of(self, part: slice) -> Rotation | None:
+        return None if self.rotation is None else Rotation(*(table[:, part] for table in self.rotation))
 
 
 class _Attention:

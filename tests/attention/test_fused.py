@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from longnet.attention import DilationPattern, fused, levels
+from longnet.attention import DilationPattern, dilated_attention, fused, levels
 from longnet.parallel.ulysses import HeadShard
 
 from .cases import Case, evaluate, worst_error
@@ -62,6 +62,9 @@ def test_one_pass_equals_reference(name: str, monkeypatch: pytest.MonkeyPatch) -
     case = CASES[name]
     device, dtype = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
     qkv, grad, grad_lse = case.tensors(device, dtype)
+    # torch.compile relies on the strides that the ops promise.
+    out, lse = dilated_attention(*qkv, case.pattern, causal=case.causal, backend="sdpa", return_lse=True)
+    assert all(x.is_contiguous() for x in (out, lse, *torch.autograd.grad(out, qkv, grad)))
     exact = [x.detach().double().requires_grad_() for x in qkv]
     truth = evaluate(case, exact, grad.double(), grad_lse.double(), backend="reference")
     error, where = worst_error(evaluate(case, qkv, grad, grad_lse, backend="sdpa"), truth)

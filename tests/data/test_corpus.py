@@ -16,7 +16,7 @@ VALIDATION = [b"kept back", "naïve".encode()]
 
 @pytest.fixture(autouse=True)
 def small_source(monkeypatch):
-    def small(path, validation_fraction):
+    def small(spec):
         for number, content in enumerate(TRAIN):
             yield Document(f"train{number}", content, "train")
         for number, content in enumerate(VALIDATION):
@@ -67,7 +67,7 @@ def test_fingerprint_follows_the_content_alone(monkeypatch):
 def test_a_document_that_changes_sides_changes_the_fingerprint(monkeypatch):
     def fingerprint(second: str) -> str:
         documents = [("train", b"a" * 20), (second, b""), ("validation", b"c" * 20)]
-        source = lambda path, fraction: (Document(str(i), text, side) for i, (side, text) in enumerate(documents))  # noqa: E731
+        source = lambda spec: (Document(str(i), text, side) for i, (side, text) in enumerate(documents))  # noqa: E731
         monkeypatch.setitem(SOURCES, "small", source)
         return build().fingerprint
 
@@ -92,8 +92,10 @@ def test_the_standard_library_is_a_corpus():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"source": "stdlb"}, r"source='stdlb' is not one of small, stdlib; did you mean 'stdlib'"),
-        ({"tokenizer": "byte"}, r"tokenizer='byte' .*did you mean 'bytes'"),
+        ({"source": "stdlb"}, r"source='stdlb' is not one of arrow.*; did you mean 'stdlib'"),
+        ({"tokenizer": "byte"}, r"tokenizer='byte' is not a directory; expected bytes, or a directory"),
+        ({"packing": "concatenate"}, r"packing='concatenate' is not one of concat, isolate, whole"),
+        ({"textfield": "body"}, r"\['textfield'\] are not options of a source; there are include, .*text_field"),
         ({"validation_fraction": 0.0}, r"validation_fraction=0.0 .*0.05"),
         ({"validation_fraction": 1.0}, r"validation_fraction=1.0 "),
         ({"context_length": 0}, r"context_length=0 "),
@@ -108,10 +110,10 @@ def test_bad_input_is_told_what_to_change(changes, message):
 
 
 def test_empty_sides_are_refused(monkeypatch):
-    monkeypatch.setitem(SOURCES, "small", lambda path, fraction: iter(()))
+    monkeypatch.setitem(SOURCES, "small", lambda spec: iter(()))
     with pytest.raises(ValueError, match="source=small at here has no documents"):
         build(path="here")
-    monkeypatch.setitem(SOURCES, "small", lambda path, fraction: iter([Document("one", b"x" * 99, "train")]))
+    monkeypatch.setitem(SOURCES, "small", lambda spec: iter([Document("one", b"x" * 99, "train")]))
     with pytest.raises(ValueError, match=r"validation_fraction=0.5 leaves no document for validation out of the 1"):
         build()
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longnet.data.documents import split_of
+from longnet.data.documents import SourceSpec, split_of
 from longnet.data.stdlib import stdlib
 
 
@@ -17,6 +17,10 @@ def write(root: Path, *names: str, content: bytes = b"pass\n") -> None:
         (root / name).write_bytes(content)
 
 
+def at(path: Path) -> SourceSpec:
+    return SourceSpec("stdlib", str(path))
+
+
 def test_takes_source_and_leaves_tests_packages_and_machine_files(tmp_path):
     write(tmp_path, "os.py", "json/decoder.py", "json/__init__.py", "testing.py", "unittest/case.py", "ctypes/util.py")
     write(tmp_path, "test/a.py", "unittest/tests/b.py", "idlelib/idle_test/c.py", "lib2to3/tests/data/d.py")
@@ -24,23 +28,23 @@ def test_takes_source_and_leaves_tests_packages_and_machine_files(tmp_path):
     write(tmp_path, "_sysconfigdata__linux_x86_64-linux-gnu.py", "sitecustomize.py")
     write(tmp_path, "config-3.12-x86_64-linux-gnu/python-config.py")
     write(tmp_path, "empty/__init__.py", content=b"")
-    ids = [document.id for document in stdlib(str(tmp_path), 0.05)]
+    ids = [document.id for document in stdlib(at(tmp_path))]
     assert ids == ["ctypes/util.py", "json/__init__.py", "json/decoder.py", "os.py", "testing.py", "unittest/case.py"]
 
 
 def test_a_library_that_itself_lies_below_a_skipped_name_is_read(tmp_path):
     write(tmp_path / "test" / "site-packages", "os.py")
-    assert [document.id for document in stdlib(str(tmp_path / "test" / "site-packages"), 0.5)] == ["os.py"]
+    assert [document.id for document in stdlib(at(tmp_path / "test" / "site-packages"))] == ["os.py"]
 
 
 def test_contents_are_the_files_own_bytes(tmp_path):
     content = b"# -*- coding: latin-1 -*-\r\nname = '\xe9'\n"
     write(tmp_path, "latin.py", content=content)
-    assert next(stdlib(str(tmp_path), 0.05)).content == content
+    assert next(stdlib(at(tmp_path))).content == content
 
 
 def test_the_library_of_this_python_is_found():
-    documents = list(stdlib(None, 0.05))
+    documents = list(stdlib(SourceSpec("stdlib")))
     names = [document.id for document in documents]
     assert names == sorted(set(names))
     assert {"os.py", "json/decoder.py", "asyncio/events.py"} <= set(names)
@@ -55,7 +59,7 @@ def test_a_directory_without_source_is_refused_with_the_remedy(tmp_path, name):
     (tmp_path / "file.txt").write_text("")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=rf"{name}.*set path to"):
-        list(stdlib(str(tmp_path / name), 0.05))
+        list(stdlib(at(tmp_path / name)))
 
 
 def test_the_split_is_pinned():

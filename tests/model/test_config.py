@@ -83,7 +83,7 @@ def test_xpos_base_grows_with_the_context_once_512_would_overflow() -> None:
         ({"hidden_size": 0}, r"hidden_size=0: expected an integer >= 1"),
         ({"num_hidden_layers": 2.0}, r"num_hidden_layers=2.0: expected an integer"),
         ({"dropout": 1.0}, r"dropout=1.0: expected 0 <= dropout < 1"),
-        ({"use_cache": True}, r"use_cache=True: expected False"),
+        ({"no_rope_layers": [1]}, r"no_rope_layers has 1 entries: expected one a layer, 2"),
         (
             {"position_embedding": "xpos", "xpos_scale_base": 100, "max_position_embeddings": 12800},
             r"xpos_scale_base=100 .*max_position_embeddings=12800: .*nearest is 200",

@@ -162,18 +162,31 @@ def test_generates_what_taking_the_likeliest_token_gives(form: dict[str, Any], r
     assert torch.equal(model.generate(prompt, max_new_tokens=12, do_sample=False), expected)
 
 
-def test_says_what_it_cannot_do_yet() -> None:
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_padded_row_gives_what_it_gives_alone(form: dict[str, Any], side: str) -> None:
+    model = small_model(**form)
+    rows = [some_tokens(1, length) for length in (13, 40, 1)]
+    padded = torch.full((3, 40), 7)
+    mask = torch.zeros(3, 40, dtype=torch.long)
+    places = [slice(40 - row.shape[1], 40) if side == "left" else slice(0, row.shape[1]) for row in rows]
+    for number, (row, place) in enumerate(zip(rows, places, strict=True)):
+        padded[number, place] = row[0]
+        mask[number, place] = 1
+    logits = model(padded, attention_mask=mask).logits
+    for number, (row, place) in enumerate(zip(rows, places, strict=True)):
+        torch.testing.assert_close(logits[number, place], model(row).logits[0], atol=1e-5, rtol=1e-5)
+    assert torch.equal(model(rows[1], attention_mask=mask[1:2] | 1).logits, model(rows[1]).logits)
+
+
+def test_says_what_it_cannot_do() -> None:
     model = small_model()
     tokens = some_tokens()
-    padded = torch.ones_like(tokens)
-    assert torch.equal(model(tokens, attention_mask=padded).logits, model(tokens).logits)
-    padded[1, 0] = 0
-    with pytest.raises(ValueError, match=r"attention_mask has zeros: .*cu_seqlens"):
-        model(tokens, attention_mask=padded)
-    with pytest.raises(ValueError, match=r"attention_mask has zeros"):
-        model.generate(tokens, attention_mask=padded, max_new_tokens=1)
-    with pytest.raises(ValueError, match=r"use_cache=True: LongNet has no key-value cache"):
-        model.generate(tokens, use_cache=True, max_new_tokens=1)
+    gap = torch.ones_like(tokens)
+    gap[1, 5] = 0
+    with pytest.raises(ValueError, match=r"attention_mask has a row with a gap"):
+        model(tokens, attention_mask=gap)
+    with pytest.raises(ValueError, match=r"attention_mask has shape \(2, 1, 40, 40\): expected \(batch, positions\)"):
+        model(tokens, attention_mask=torch.ones(2, 1, 40, 40))
     with pytest.raises(ValueError, match=r"input_ids has 65 positions: .*max_position_embeddings=64"):
         small_model(position_embedding="xpos")(some_tokens(1, 65))
 

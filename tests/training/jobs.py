@@ -10,7 +10,7 @@ from typing import Any
 from longnet.config.schema import JobConfig
 from longnet.training.metrics import read_metrics
 
-MEASURED = ("tokens_per_second", "mfu", "peak_memory_gib", "seconds")
+MEASURED = ("tokens_per_second", "data_wait", "mfu", "peak_memory_gib", "seconds")
 
 
 def write_corpus(root: Path, files: int = 24) -> Path:

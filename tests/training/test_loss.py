@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,6 @@ from longnet.training.loss import LossSums, linear_cross_entropy
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-needs_liger = pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is None, reason="needs liger-kernel")
 
 
 def plain_loss(hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float = 0.0) -> LossSums:
@@ -119,9 +117,10 @@ def test_all_logits_never_exist(dtype: torch.dtype, tokens: int, vocabulary: int
 def test_chunks_stay_small_however_many_tokens_there_are() -> None:
     from longnet.training.loss import _rows_per_chunk
 
-    assert _rows_per_chunk(2**24, 128256) * 128256 <= 2**26
-    assert _rows_per_chunk(2**24, 2**30) == 1
-    assert _rows_per_chunk(1, 384) == 1
+    for fused in (False, True):
+        assert _rows_per_chunk(2**24, 128256, fused) * 128256 <= 2**26 * (4 if fused else 1)
+        assert _rows_per_chunk(2**24, 2**30, fused) == 1
+        assert _rows_per_chunk(1, 384, fused) == 1
 
 
 def test_nothing_to_predict_costs_nothing() -> None:
@@ -207,7 +206,7 @@ def test_a_second_backward_is_refused_rather_than_wrong() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["chunked", pytest.param("liger", marks=needs_liger)])
+@pytest.mark.parametrize("backend", ["chunked", "fused"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("z_loss", [0.0, 0.01])
 def test_on_a_gpu(backend: str, dtype: torch.dtype, z_loss: float) -> None:
@@ -234,7 +233,7 @@ def test_on_a_gpu(backend: str, dtype: torch.dtype, z_loss: float) -> None:
         ({"labels": torch.zeros(50, dtype=torch.int32)}, r"labels has dtype torch.int32.*try labels.long"),
         ({"weight": torch.zeros(37, 15)}, r"weight has shape \(37, 15\): expected \(vocabulary, 16\)"),
         ({"chunk_rows": 0}, r"chunk_rows=0: expected at least 1"),
-        ({"backend": "triton"}, r"backend='triton': expected one of \['auto', 'chunked', 'liger'\]"),
+        ({"backend": "triton"}, r"backend='triton': expected one of \['auto', 'chunked', 'fused'\]"),
     ],
 )
 def test_bad_input_is_named(change: dict[str, Any], message: str) -> None:

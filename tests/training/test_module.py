@@ -131,3 +131,30 @@ def test_a_step_with_no_labels_moves_nothing_and_is_not_nan():
     step(module, batch)
     assert all(torch.equal(value, before[name]) for name, value in module.model.state_dict().items())
     assert module.gradient_norm == 0
+
+
+def test_isolated_documents_are_trained_on_as_if_each_were_alone():
+    """Loss and gradient of packed rows against those of the documents, one forward pass each."""
+    module = build(micro_batch_size=2)
+    batch = uneven_rows()
+    lengths = [[10, 22], [20, 12], [3, 29], [32]]
+    step(module, {**batch, "lengths": lengths})
+    packed = module.unclipped
+
+    plain = build()
+    total = torch.zeros(())
+    for row, of_row in enumerate(lengths):
+        start = 0
+        for length in of_row:
+            part = slice(start, start + length)
+            hidden = plain.model.model(batch["input_ids"][row : row + 1, part])
+            logits = plain.model.lm_head(hidden)[0]
+            total = total + cross_entropy(logits, batch["labels"][row, part], reduction="sum", ignore_index=-100)
+            start += length
+    (total / (batch["labels"] != -100).sum()).backward()
+    for name, parameter in plain.model.named_parameters():
+        torch.testing.assert_close(packed[name], parameter.grad, rtol=1e-4, atol=1e-6)
+    # Were the documents not kept apart, another gradient would come out.
+    mixed = build()
+    step(mixed, batch)
+    assert any(not torch.allclose(packed[name], mixed.unclipped[name], rtol=1e-3, atol=1e-6) for name in packed)

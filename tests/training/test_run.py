@@ -14,12 +14,15 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from longnet.data import SourceSpec, tokenize
 from longnet.training.metrics import COLUMNS, read_metrics
 from longnet.training.module import LongNetModule
 from longnet.training.recorder import Recorder
 from longnet.training.run import train
 
 from .jobs import losses
+
+MIXTURE = [{"source": "stdlib", "weight": 0.7}, {"source": "copy", "weight": 0.3, "answer_only": True}]
 
 
 class KilledError(Exception):
@@ -66,6 +69,7 @@ def test_a_run_leaves_what_it_should(make_job, capsys):
     assert rows[-1]["train/loss"] < rows[0]["train/loss"]
     assert rows[0]["tokens"] == job.data.batch_size * job.data.context_length
     assert 0 < rows[-1]["mfu"] < 1
+    assert all(0 < row["data_wait"] < 1 for row in rows)
 
     model = AutoModelForCausalLM.from_pretrained(path / "model")
     saved = weights(job)
@@ -92,8 +96,10 @@ def test_a_run_leaves_what_it_should(make_job, capsys):
         {"trainer__val_every": 2, "trainer__accumulate": 2, "data__batch_size": 1},
         {"trainer__val_every": 100, "trainer__log_every": 4},
         {"data__num_workers": 1},
+        {"data__streaming": True, "data__packing": "isolate", "data__block_rows": 5, "data__validation_samples": 4},
+        {"data__source": "mixture", "data__mixture": MIXTURE, "data__packing": "whole"},
     ],
-    ids=["validated where it is saved", "accumulated", "saved between logged steps", "workers"],
+    ids=["validated where it is saved", "accumulated", "saved between logged steps", "workers", "stream", "mixture"],
 )
 def test_a_killed_and_resumed_run_equals_an_unbroken_one(make_job, monkeypatch, options):
     options |= {"model__dropout": 0.1, "attention__dropout": 0.1}
@@ -253,3 +259,28 @@ def test_a_file_that_is_no_checkpoint_is_refused(make_job, tmp_path):
     with pytest.raises(ValueError, match="is not a checkpoint of a run"):
         train(job)
     assert not run_path(job).exists()
+
+
+def test_a_mixture_logs_the_rows_of_each_part(make_job):
+    job = make_job(data__source="mixture", data__mixture=MIXTURE, data__batch_size=10)
+    train(job)
+    rows = read_metrics(run_path(job) / "metrics.csv")
+    counts = [(row["rows/stdlib"], row["rows/copy"]) for row in rows]
+    assert [sum(pair) for pair in counts] == [10, 20, 30, 40, 50, 60]
+    assert all(abs(text - 0.7 * sum((text, task))) <= 3 for text, task in counts)
+
+
+def test_a_store_trains_like_the_text_it_was_made_of(make_job, tmp_path):
+    text = make_job(run__name="text", data__packing="isolate")
+    train(text)
+    store = tmp_path / "store"
+    tokenize(SourceSpec("stdlib", text.data.path, validation_fraction=0.3), "bytes", store)
+    rest = {"data__source": "prepared", "data__path": str(store), "data__tokenizer": None}
+    stored = make_job(run__name="stored", data__packing="isolate", data__num_workers=1, **rest)
+    train(stored)
+    assert losses(run_path(stored) / "metrics.csv") == losses(run_path(text) / "metrics.csv")
+
+
+def test_a_tokenizer_of_more_ids_than_the_model_has_is_refused(make_job):
+    with pytest.raises(ValueError, match="model.vocab_size=300: expected at least 384, the ids of the tokenizer bytes"):
+        train(make_job(model__vocab_size=300))

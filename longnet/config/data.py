@@ -1,0 +1,102 @@
+"""What the data's keys must have in common, as far as it can be known without reading it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from glob import has_magic
+from typing import Any
+
+from longnet.data.pretrained import is_fetchable
+
+from .schema import DataConfig, JobConfig
+from .typed import Problems, did_you_mean, show
+
+NEED_PATH = ("text", "jsonl", "parquet", "arrow", "hf", "prepared")
+TASKS = ("passkey", "recall", "copy", "multi_hop")
+CAN_STREAM = ("stdlib", "text", "jsonl", "parquet", "arrow", "hf")
+# What the parts of a mixture share, since their rows go into the same batches.
+OF_THE_WHOLE = ("context_length", "batch_size", "num_workers", "mixture", "streaming", "block_rows", "packing")
+PART_KEYS = ("weight", "name", *(f.name for f in fields(DataConfig) if f.name not in OF_THE_WHOLE))
+
+
+def check_data(job: JobConfig, problems: Problems) -> None:
+    """Reports what would stop the reading of the data."""
+    data = job.data
+    if problems.about("data.source"):
+        return
+    if not problems.about("data.path"):
+        _check_path("data", data.source, data.path, problems)
+    if not problems.about("data.tokenizer"):
+        _check_tokenizer(data.source, data.tokenizer, problems)
+    if data.streaming and not problems.about("data.streaming", "data.packing"):
+        _check_stream(job, problems)
+    if data.source == "mixture" and not problems.about("data.mixture"):
+        _check_mixture(data, problems)
+
+
+def _check_path(place: str, source: str, path: Any, problems: Problems) -> None:
+    key = f"{place}.path"
+    if path is None:
+        if source in NEED_PATH:
+            problems.add(key, f"{key}=null: {place}.source={source} needs one; give it by {key}=...")
+    elif source != "hf" and not has_magic(str(path)) and not os.path.exists(str(path)):
+        own = "" if source in NEED_PATH else f"; null lets {place}.source={source} find its own"
+        problems.add(key, f"{key}={show(path)}: no such file or directory{own}")
+
+
+def _check_tokenizer(source: str, tokenizer: str | None, problems: Problems) -> None:
+    if tokenizer is None and source not in ("prepared", "mixture"):
+        problems.add("data.tokenizer", f"data.tokenizer=null: only a prepared store has its own; data.source={source} "
+                     "takes bytes or a tokenizer's directory")  # fmt: skip
+    elif tokenizer not in (None, "bytes") and not os.path.isdir(tokenizer) and not is_fetchable(tokenizer):
+        problems.add(
+            "data.tokenizer",
+            f"data.tokenizer={show(tokenizer)}: expected bytes, or the directory of a Hugging Face tokenizer"
+            f"{did_you_mean(tokenizer, ['bytes'])}",
+        )
+
+
+def _check_stream(job: JobConfig, problems: Problems) -> None:
+    data = job.data
+    if data.source not in CAN_STREAM:
+        problems.add(
+            "data.streaming",
+            f"data.streaming=true: data.source={data.source} is not read from documents; expected false, or one of "
+            f"{', '.join(CAN_STREAM)}",
+        )
+    if data.packing == "whole":
+        problems.add(
+            "data.packing",
+            "data.packing=whole: a stream does not know the documents to come; expected concat or isolate, or "
+            "data.streaming=false",
+        )
+    if job.trainer.overfit_batches and not problems.about("trainer.overfit_batches"):
+        problems.add(
+            "trainer.overfit_batches",
+            f"trainer.overfit_batches={job.trainer.overfit_batches}: a stream has no first batches to come back to; "
+            "expected 0, or data.streaming=false",
+        )
+
+
+def _check_mixture(data: DataConfig, problems: Problems) -> None:
+    if not data.mixture:
+        problems.add("data.mixture", "data.mixture=[]: expected the parts of data.source=mixture, such as "
+                     "[{source: stdlib, weight: 0.9}, {source: passkey, weight: 0.1}]")  # fmt: skip
+    for number, part in enumerate(data.mixture):
+        place = f"data.mixture[{number}]"
+        if not isinstance(part, Mapping):
+            problems.add(place, f"{place}={show(part)}: expected a mapping with a source and a weight")
+            continue
+        for key in part:
+            if key not in PART_KEYS:
+                problems.add(place, f"{place}.{key}: unknown key{did_you_mean(str(key), PART_KEYS)}")
+        source, weight = part.get("source"), part.get("weight")
+        known = (*CAN_STREAM, "prepared", *TASKS)
+        if source not in known:
+            problems.add(place, f"{place}.source={show(source)}: expected one of {', '.join(known)}")
+        else:
+            _check_path(place, source, part.get("path", data.path), problems)
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not weight > 0:
+            problems.add(place, f"{place}.weight={show(weight)}: expected a number above 0")

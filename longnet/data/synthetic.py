@@ -1,0 +1,195 @@
+"""Tasks that need a long memory and no files: a sample is a function of (seed, index) alone.
+
+A sample is a prompt that fills the length it is given and an answer that is only found far back in it. `passkey` hides
+a number in filler, `recall` asks for one of many pairs, `copy` repeats a text, and `multi_hop` follows a chain of
+assignments scattered through filler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from longnet.data.tokenizer import Tokenizer
+
+FILLER = ("The grass is green. ", "The sky is blue. ", "The sun is yellow. ", "Here we go. ", "There and back again. ")
+# Hops of a chain, assignments beside the one that is asked for.
+HOPS = 4
+CONSONANTS, VOWELS = "bcdfghjklmnprstvwz", "aeiou"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt and its answer.
+
+    Attributes:
+        ids: Prompt and answer.
+        answer_start: Where the answer begins; it ends with `ids`.
+        answer: The answer as text.
+        depth: Where in the prompt the needle lies, from 0 (the beginning) to 1.
+    """
+
+    ids: npt.NDArray[Any]
+    answer_start: int
+    answer: str
+    depth: float
+
+    @property
+    def prompt(self) -> npt.NDArray[Any]:
+        """The ids up to the answer."""
+        return self.ids[: self.answer_start]
+
+
+class _Writer:
+    """Joins texts that are encoded one by one, so that every length is known exactly."""
+
+    def __init__(self, tokenizer: Tokenizer, words: np.random.Philox, length: int) -> None:
+        self.encode = tokenizer.encode
+        self.length = length
+        self._words = words
+
+    def below(self, limit: int) -> int:
+        """A number from 0 to limit - 1. From raw words, which numpy promises to be the same in every version."""
+        return int(self._words.random_raw()) % limit
+
+    def word(self) -> str:
+        syllables = [CONSONANTS[self.below(len(CONSONANTS))] + VOWELS[self.below(len(VOWELS))] for _ in range(3)]
+        return "".join(syllables)
+
+    def number(self) -> str:
+        return str(10_000 + self.below(90_000))
+
+    def check_room(self, least: int) -> None:
+        if self.length < least:
+            raise ValueError(f"length={self.length} is too short for the task; expected at least {least} tokens")
+
+    def scatter(self, head: str, needles: list[str], question: str, answer: str, depth: float | None) -> Sample:
+        """Filler with needles in it, in order: at random places, or the first one at a given depth."""
+        fixed = [self.encode(text) for text in (head, *needles, question, answer)]
+        self.check_room(sum(map(len, fixed)))
+        room = self.length - sum(map(len, fixed))
+        filler = [self.encode(sentence) for sentence in FILLER]
+        sentences: list[npt.NDArray[Any]] = []
+        while (sentence := filler[len(sentences) % len(filler)]).size <= room:
+            sentences.append(sentence)
+            room -= sentence.size
+        places = sorted(self.below(len(sentences) + 1) for _ in needles)
+        if depth is not None:
+            first = round(depth * len(sentences))
+            places = [first, *(max(place, first) for place in places[1:])]
+        parts = [fixed[0]]
+        done = 0
+        for needle, place in zip(fixed[1:-2], places, strict=True):
+            parts += [*sentences[done:place], needle]
+            done = place
+        parts += [*sentences[done:], fixed[-2], fixed[-1]]
+        return _sample(parts, answer, places[0] / max(len(sentences), 1))
+
+
+def passkey(writer: _Writer, depth: float | None = None) -> Sample:
+    key = writer.number()
+    return writer.scatter(
+        "Somewhere in this text there is a pass key. Remember it.\n",
+        [f"The pass key is {key}. Remember it. {key} is the pass key. "],
+        "\nWhat is the pass key? The pass key is",
+        f" {key}",
+        depth,
+    )
+
+
+def recall(writer: _Writer, depth: float | None = None) -> Sample:
+    head, question = writer.encode("Remember these pairs.\n"), writer.encode("What belongs to ")
+    pairs: dict[str, tuple[Any, ...]] = {}
+    used = len(head) + len(question)
+    asking = 0
+    while True:
+        key, value = writer.word(), writer.number()
+        pair, *asked = (writer.encode(text) for text in (f"{key}: {value}\n", f"{key}?", f" {value}"))
+        # Any of the pairs may be asked for.
+        asking = max(asking, sum(map(len, asked)))
+        if not pairs:
+            writer.check_room(used + len(pair) + asking)
+        if used + len(pair) + asking > writer.length:
+            break
+        if key not in pairs:
+            pairs[key] = (pair, *asked, value)
+            used += len(pair)
+    chosen = writer.below(len(pairs)) if depth is None else min(int(depth * len(pairs)), len(pairs) - 1)
+    _, *asked, value = list(pairs.values())[chosen]
+    parts = [head, *(pair for pair, *_ in pairs.values()), question, *asked]
+    return _sample(parts, f" {value}", chosen / len(pairs))
+
+
+def copy(writer: _Writer, depth: float | None = None) -> Sample:
+    head, middle = writer.encode("Copy this text:\n"), writer.encode("\nCopy: ")
+    room = (writer.length - len(head) - len(middle)) // 2
+    words: list[str] = []
+    body: list[npt.NDArray[Any]] = []
+    while True:
+        word = f"{writer.word()} "
+        ids = writer.encode(word)
+        if not body:
+            writer.check_room(len(head) + len(middle) + 2 * len(ids))
+        if len(ids) > room:
+            break
+        words.append(word)
+        body.append(ids)
+        room -= len(ids)
+    return _sample([head, *body, middle, np.concatenate(body)], "".join(words), 0.0)
+
+
+def multi_hop(writer: _Writer, depth: float | None = None) -> Sample:
+    names = list(dict.fromkeys(writer.word() for _ in range(2 * HOPS + 4)))
+    chain, other = names[:HOPS], names[HOPS : 2 * HOPS]
+    values = writer.number(), writer.number()
+    needles = []
+    # Two chains side by side, so that the value is found only by following the names.
+    for hop in range(HOPS):
+        for words, value in ((chain, values[0]), (other, values[1])):
+            needles.append(f"Let {words[hop]} be {value if hop == 0 else words[hop - 1]}. ")
+    return writer.scatter(
+        "Names are given to numbers, and to names.\n",
+        needles,
+        f"\nWhich number is {chain[-1]}? It is",
+        f" {values[0]}",
+        depth,
+    )
+
+
+TASKS: dict[str, Callable[[_Writer, float | None], Sample]] = {
+    "passkey": passkey,
+    "recall": recall,
+    "copy": copy,
+    "multi_hop": multi_hop,
+}
+
+
+def build_sample(
+    task: str, tokenizer: Tokenizer, length: int, *, seed: int, index: int, depth: float | None = None
+) -> Sample:
+    """Make one sample of a task.
+
+    Args:
+        task: A name in `TASKS`.
+        tokenizer: Makes the ids.
+        length: The most tokens that prompt and answer may have together; they come within one sentence of it.
+        seed: With `index` it chooses everything else.
+        index: The number of the sample.
+        depth: Where the needle lies, from 0 to 1; drawn when None. `copy` has none.
+
+    Raises:
+        ValueError: If there is no such task, or the length cannot hold it.
+    """
+    if task not in TASKS:
+        raise ValueError(f"task={task!r} is not one of {', '.join(TASKS)}")
+    words = np.random.SeedSequence(seed, spawn_key=(index, *task.encode()))
+    return TASKS[task](_Writer(tokenizer, np.random.Philox(words), length), depth)
+
+
+def _sample(parts: list[npt.NDArray[Any]], answer: str, depth: float) -> Sample:
+    ids = np.concatenate(parts)
+    return Sample(ids, len(ids) - len(parts[-1]), answer, depth)

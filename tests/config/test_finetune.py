@@ -1,0 +1,41 @@
+"""Checks of jobs that begin from a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from .conftest import load_with, problems_with
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"model__pretrained": "no/where"}, "model.pretrained='no/where': no such directory; expected a checkpoint's"),
+        ({"model__keep_code": True}, "model.keep_code=true: needs a checkpoint to begin from"),
+        ({"model__rope_extension": "yarn"}, "model.rope_extension='yarn': needs a checkpoint to begin from"),
+        ({"finetune__train": "lora"}, "finetune.train='lora': needs a checkpoint to begin from"),
+        ({"finetune__context_growth": [7]}, "finetune.context_growth=[7]: expected pairs"),
+        ({"finetune__context_growth": [[100, 0.5]]}, "finetune.context_growth has 100: expected a divisor"),
+        ({"finetune__context_growth": [[512, 1.5]]}, "finetune.context_growth has 1.5: expected a share of the steps"),
+        ({"finetune__context_growth": [[512, 0.5], [1024, 0.2]]}, "expected rising shares"),
+        ({"finetune__lora_rank": 0}, "finetune.lora_rank=0: expected at least 1"),
+    ],
+)
+def test_each_misfit_is_named(values: dict[str, Any], problem: str) -> None:
+    assert any(problem in line for line in problems_with(**values))
+
+
+def test_own_code_takes_one_pattern() -> None:
+    fetched = "data/smollm2-135m-instruct"
+    load_with(model__pretrained=fetched, model__keep_code=True)
+    lines = problems_with(
+        model__pretrained=fetched,
+        model__keep_code=True,
+        attention__layers=["dilated", "dense"],
+        trainer__activation_checkpointing={"kind": "selective", "every": 1},
+    )
+    assert len(lines) == 2
+    assert "model.keep_code=true takes one pattern for all layers; expected [dilated] or [dense]" in lines[0]
+    assert "expected none or full, and no tiles" in lines[1]

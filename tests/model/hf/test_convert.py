@@ -1,0 +1,226 @@
+"""Checkpoints in and out: the same function, the same bits, and a clear word on what does not fit."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from longnet.model import LongNetForCausalLM
+from longnet.model.hf import export_checkpoint
+from tests.model.models import PAPER, small_model, some_tokens
+
+from .originals import FAMILIES, original
+
+PATTERN: dict[str, Any] = {"segment_lengths": [8, 32], "dilation_rates": [1, 2]}
+DENSE: dict[str, Any] = {"segment_lengths": [4096], "dilation_rates": [1]}
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Any:
+    with torch.no_grad():
+        yield
+
+
+def same_bits(a: torch.nn.Module, b: torch.nn.Module) -> bool:
+    ours, theirs = a.state_dict(), b.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_imported_model_is_the_same_function(name: str, tmp_path: Path) -> None:
+    theirs = original(name)
+    theirs.save_pretrained(tmp_path)
+    tokens = some_tokens(2, 48)
+    expected = theirs(tokens).logits
+    ours = LongNetForCausalLM.from_hf(tmp_path)
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours(tokens).logits, expected, atol=2e-4, rtol=1e-4)
+    if "window" not in name:
+        one_level = LongNetForCausalLM.from_hf(theirs, **DENSE)
+        torch.testing.assert_close(one_level(tokens).logits, expected, atol=2e-4, rtol=1e-4)
+        assert not torch.allclose(LongNetForCausalLM.from_hf(theirs, **PATTERN)(tokens).logits, expected, atol=1e-2)
+    if "dynamic" not in name and "longrope" not in name:
+        generated = ours.generate(tokens[:, :9], max_new_tokens=30)
+        assert torch.equal(generated, theirs.generate(tokens[:, :9], max_new_tokens=30))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_round_trips_keep_every_bit(name: str, tmp_path: Path) -> None:
+    theirs = original(name).bfloat16()
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = LongNetForCausalLM.from_hf(tmp_path / "theirs")
+    assert ours.dtype == torch.bfloat16
+    ours.save_pretrained(tmp_path / "ours")
+    loaded = LongNetForCausalLM.from_pretrained(tmp_path / "ours")
+    assert export_checkpoint(loaded, tmp_path / "back") == FAMILIES[name][0]
+    back = AutoModelForCausalLM.from_pretrained(tmp_path / "back")
+    assert type(back) is type(theirs)
+    assert same_bits(back, theirs)
+    assert _fields(tmp_path / "back") == _fields(tmp_path / "theirs")
+    assert same_bits(LongNetForCausalLM.from_hf(tmp_path / "back"), ours)
+
+
+def test_a_pattern_stays_a_longnet_and_loads_by_import_alone(tmp_path: Path) -> None:
+    ours = LongNetForCausalLM.from_hf(original("qwen3"), **PATTERN)
+    assert export_checkpoint(ours, tmp_path / "out") == "longnet"
+    code = (
+        "import longnet\nfrom transformers import AutoModelForCausalLM\n"
+        f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path / 'out')!r})\n"
+        "print(type(model).__name__, model.config.attention[0]['segment_lengths'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "LongNetForCausalLM [8, 32]\n", done.stderr
+    again = LongNetForCausalLM.from_pretrained(tmp_path / "out")
+    assert torch.equal(again(some_tokens()).logits, ours(some_tokens()).logits)
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention_bias": True, "mlp_bias": True}, {"query_key_norm": True}], ids=str)
+def test_a_model_of_our_own_exports_to_the_family_that_fits(changes: dict[str, Any], tmp_path: Path) -> None:
+    ours = small_model(attention=["dense"], **changes)
+    export_checkpoint(ours, tmp_path / "out", dense=True)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    torch.testing.assert_close(theirs(some_tokens()).logits, ours(some_tokens()).logits, atol=2e-4, rtol=1e-4)
+
+
+def test_a_longer_context_by_other_fields() -> None:
+    ours = LongNetForCausalLM.from_hf(
+        original("llama"),
+        **PATTERN,
+        max_position_embeddings=256,
+        rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5},
+        dtype=torch.float64,
+    )
+    assert ours.config.max_position_embeddings == 256
+    assert ours.dtype == torch.float64
+    torch.testing.assert_close(
+        ours.model.rotary_emb.inv_freq * 4, original("llama").model.rotary_emb.inv_freq, rtol=1e-6, atol=0
+    )
+
+
+def test_the_imported_model_is_a_copy() -> None:
+    theirs = original("llama")
+    ours = LongNetForCausalLM.from_hf(theirs)
+    ours.model.norm.weight.zero_()
+    assert theirs.model.norm.weight.abs().sum() > 0
+
+
+def test_unsupported_architectures_name_the_others(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("gpt_neox", hidden_size=16, num_attention_heads=2, num_hidden_layers=1, vocab_size=9)
+    with pytest.raises(ValueError, match=r"(?s)'gpt_neox' cannot be imported: .*llama.*qwen3.*attn_implementation"):
+        LongNetForCausalLM.from_hf(AutoModelForCausalLM.from_config(config))
+    (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}')
+    with pytest.raises(ValueError, match=r"model_type='unheard_of' cannot be read by transformers"):
+        LongNetForCausalLM.from_hf(tmp_path)
+
+
+def test_all_tensors_that_do_not_fit_are_listed(tmp_path: Path) -> None:
+    original("llama").save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.0.mlp.up_proj.weight"]
+    del tensors["model.norm.weight"]
+    tensors["model.layers.9.extra"] = torch.zeros(2, 3)
+    tensors["lm_head.weight"] = torch.zeros(60, 32)
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
+    save_file(tensors, file)
+    with pytest.raises(ValueError) as caught:
+        LongNetForCausalLM.from_hf(tmp_path)
+    assert str(caught.value).splitlines()[1:] == [
+        "  model.layers.0.mlp.up_proj.weight is missing, (48, 32)",
+        "  model.norm.weight is missing, (32,)",
+        "  model.layers.9.extra is left over, (2, 3)",
+        "  lm_head.weight has shape (60, 32), expected (61, 32)",
+    ]
+
+
+def test_a_head_that_should_be_the_embedding_is_compared(tmp_path: Path) -> None:
+    original("smollm2").save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, file)
+    LongNetForCausalLM.from_hf(tmp_path)
+    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"] + 1}, file)
+    with pytest.raises(ValueError, match=r"lm_head.weight differs from model.embed_tokens.weight"):
+        LongNetForCausalLM.from_hf(tmp_path)
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return pytest.fail, ("a pickle was read",)
+
+
+def test_pickles_are_refused_and_never_read(tmp_path: Path) -> None:
+    original("llama").config.save_pretrained(tmp_path)
+    bomb = pickle.dumps(Bomb())
+    (tmp_path / "pytorch_model.bin").write_bytes(bomb)
+    with pytest.raises(ValueError, match=r"holds \['pytorch_model.bin'\]: pickles run code"):
+        LongNetForCausalLM.from_hf(tmp_path)
+    with pytest.raises(ValueError, match=r"is a pickle, which runs code"):
+        LongNetForCausalLM.from_hf(tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").write_bytes(bomb)
+    with pytest.raises(ValueError, match=r"model.safetensors is no safetensors file, or is damaged"):
+        LongNetForCausalLM.from_hf(tmp_path)
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no such directory; expected a local checkpoint"):
+        LongNetForCausalLM.from_hf(tmp_path / "missing")
+    with pytest.raises(ValueError, match=r"has no config.json"):
+        LongNetForCausalLM.from_hf(tmp_path)
+    theirs = original("llama")
+    theirs.save_pretrained(tmp_path, max_shard_size="20KB")
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    assert len(shards) > 2
+    shards[0].write_bytes(shards[0].read_bytes()[:-100])
+    shards[1].unlink()
+    with pytest.raises(ValueError, match=rf"(?s){shards[0].name} is no .*cut short.*{shards[1].name} is missing"):
+        LongNetForCausalLM.from_hf(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("{")
+    with pytest.raises(ValueError, match=r"index.json is damaged"):
+        LongNetForCausalLM.from_hf(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config.json is damaged"):
+        LongNetForCausalLM.from_hf(tmp_path)
+    (tmp_path / "model.gguf").write_bytes(b"GGML")
+    with pytest.raises(ValueError, match=r"is no GGUF file"):
+        LongNetForCausalLM.from_hf(tmp_path / "model.gguf")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF\3\0\0\0")
+    with pytest.raises(ValueError, match=r"model.gguf' is damaged|pip install gguf"):
+        LongNetForCausalLM.from_hf(tmp_path / "model.gguf")
+
+
+def test_export_writes_all_or_nothing(tmp_path: Path) -> None:
+    ours = LongNetForCausalLM.from_hf(original("llama"), **PATTERN)
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").write_text("")
+    with pytest.raises(ValueError, match=r"is there and not empty"):
+        export_checkpoint(ours, tmp_path / "used")
+    with pytest.raises(ValueError, match=r"dense=True: .*segment length of at least 64, or dense=False"):
+        export_checkpoint(ours, tmp_path / "out", dense=True)
+    with pytest.raises(ValueError, match=r"no family of transformers has norm='layernorm', sub_layernorm=True"):
+        export_checkpoint(small_model(**PAPER), tmp_path / "out", dense=True)
+    with pytest.raises(ValueError, match=r"the tokenizer does not fit: its largest id is 70"):
+        export_checkpoint(ours, tmp_path / "out", tokenizer=_tokenizer(71))
+    assert [path.name for path in tmp_path.iterdir()] == ["used"]
+    export_checkpoint(ours, tmp_path / "out", tokenizer=_tokenizer(61))
+    assert (tmp_path / "out" / "tokenizer.json").exists()
+
+
+def _tokenizer(size: int) -> PreTrainedTokenizerFast:
+    from tokenizers import Tokenizer, models
+
+    words = {f"w{number}": number for number in range(size)}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")))
+
+
+def _fields(path: Path) -> dict[str, Any]:
+    return {k: v for k, v in json.loads((path / "config.json").read_text()).items() if k != "transformers_version"}

@@ -1,0 +1,128 @@
+"""The commands that convert a checkpoint and continue a text, from end to end."""
+
+from __future__ import annotations
+
+import io
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, ByT5Tokenizer
+
+from longnet.model import LongNetCache, LongNetForCausalLM
+from longnet.model.generation import stream
+from tests.model.hf.originals import original
+from tests.model.models import small_model, some_tokens
+
+ROOT = Path(__file__).parents[2]
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a script in this process: starting another one takes seconds."""
+
+    def call(script: str, *words: str, stdin: str = "") -> Done:
+        monkeypatch.setattr(sys, "argv", [script, *words])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        code = 0
+        try:
+            runpy.run_path(str(ROOT / "scripts" / script), run_name="__main__")
+        except SystemExit as stopped:
+            code = int(stopped.code or 0)
+        return Done(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("checkpoints") / "llama"
+    original("llama", vocab_size=384).save_pretrained(path)
+    ByT5Tokenizer().save_pretrained(path)
+    return path
+
+
+def test_a_checkpoint_goes_in_writes_and_comes_back(llama: Path, tmp_path: Path, run: Run) -> None:
+    pattern = ("segment_lengths=[8,32]", "dilation_rates=[1,2]", "context=256", "rope=yarn")
+    done = run("convert_hf.py", "import", f"source={llama}", f"target={tmp_path / 'in'}", *pattern)
+    assert done.returncode == 0, done.stderr
+    ours = LongNetForCausalLM.from_pretrained(tmp_path / "in")
+    assert ours.config.attention[0]["segment_lengths"] == [8, 32]
+    assert ours.config.rope_parameters["factor"] == 4.0
+
+    options = ("file=-", "temperature=0", "max_new_tokens=20", "echo=false", "device=cpu")
+    done = run("generate.py", f"model={tmp_path / 'in'}", *options, stdin="a prompt: yes=no\n")
+    assert done.returncode == 0, done.stderr
+    tokenizer = ByT5Tokenizer()
+    ids = torch.tensor([tokenizer("a prompt: yes=no\n", add_special_tokens=False).input_ids])
+    written = ours.generate(ids, max_new_tokens=20)[0, ids.shape[1] :]
+    assert done.stdout.strip() == tokenizer.decode(written).strip()
+    assert f"prompt  {ids.shape[1]} tokens" in done.stderr
+    assert "bytes after" in done.stderr
+
+    done = run("convert_hf.py", "export", f"source={llama}", f"target={tmp_path / 'out'}", "dtype=bfloat16")
+    assert done.returncode == 0, done.stderr
+    assert "plain transformers loads it" in done.stdout
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").dtype == torch.bfloat16
+
+
+def test_bad_command_lines_get_all_their_faults_at_once(tmp_path: Path, run: Run) -> None:
+    done = run("generate.py", "modle=x", "temperature=-1", "top_p=2", "max_new_tokens=few", "prompt", f"run={tmp_path}")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == "3 problems in the configuration:"
+    assert "modle: unknown key; did you mean model?" in done.stderr
+    done = run("generate.py", f"run={tmp_path}", "temperature=-1", "top_p=2", "file=missing")
+    assert done.stderr.splitlines()[0] == "4 problems in the configuration:"
+    assert "it has no model yet" in done.stderr
+    done = run("convert_hf.py", "improt")
+    assert "improt: expected import or export" in done.stderr
+    done = run("convert_hf.py", "import", f"source={tmp_path / 'none'}")
+    assert "source=" in done.stderr
+    assert "target: has no value" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_says_what_the_keys_are(run: Run) -> None:
+    done = run("generate.py", "--help")
+    assert done.returncode == 0
+    assert "temperature=0.8" in done.stdout
+
+
+def test_streaming_is_generation() -> None:
+    model = small_model().double()
+    prompt = some_tokens(1, 9)
+    expected = model.generate(prompt, max_new_tokens=26)[0, 9:].tolist()
+    cache = LongNetCache(model.config)
+    assert list(stream(model, prompt, cache, 26)) == expected
+    assert cache.columns == 9 + 25
+    # The last token was not read yet; with it, the same cache goes on.
+    longer = model.generate(prompt, max_new_tokens=40)[0, 35:].tolist()
+    assert list(stream(model, torch.tensor([expected[-1:]]), cache, 14)) == longer
+    assert list(stream(model, prompt, LongNetCache(model.config), 26, stop=[expected[3]])) == expected[:4]
+    drawn = [
+        list(stream(model, prompt, LongNetCache(model.config), 26, temperature=t, top_k=5, top_p=0.9, seed=1))
+        for t in (0.7, 0.7, 1.0)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert list(stream(model, prompt, LongNetCache(model.config), 26, temperature=0.5, top_k=1, seed=2)) == expected
+
+
+def test_streaming_says_what_does_not_fit() -> None:
+    model = small_model(position_embedding="xpos")
+    with pytest.raises(ValueError, match=r"input_ids has shape \(2, 40\): expected one row"):
+        next(stream(model, some_tokens(), LongNetCache(model.config), 1))
+    with pytest.raises(ValueError, match=r"max_new_tokens=30 behind 40 tokens: xPos .*expected at most 24"):
+        next(stream(model, some_tokens(1), LongNetCache(model.config), 30))

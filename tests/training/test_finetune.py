@@ -1,0 +1,185 @@
+"""Jobs that begin from a checkpoint: what is trained, what is left, and what comes out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from longnet.config.schema import FinetuneConfig, OptimConfig
+from longnet.model import LongNetForCausalLM
+from longnet.model.hf import export_checkpoint
+from longnet.training.finetune import choose_trained
+from longnet.training.module import LongNetModule
+from longnet.training.pretrained import attention_flops, head_weight, hidden_states
+from longnet.training.run import train
+from tests.model.hf.originals import original
+from tests.model.models import some_tokens
+
+from .jobs import losses, tiny_job, write_corpus
+
+DECODERS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 9, "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "gpt_neox": {"num_hidden_layers": 2},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("data") / "corpus")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("checkpoints") / "llama"
+    original("smollm2", vocab_size=384).save_pretrained(path)
+    return path
+
+
+def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[str]:
+    assert before.keys() == after.keys()
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+@pytest.mark.parametrize("kind", ["all", "attention", "no_embeddings", "lora"])
+def test_trains_what_it_is_told_and_exports(kind: str, llama: Path, corpus: Path, tmp_path: Path) -> None:
+    job = tiny_job(tmp_path, corpus, run__name=kind, model__pretrained=str(llama), finetune__train=kind,
+                   model__rope_extension="linear", data__context_length=128)  # fmt: skip
+    train(job)
+    run = tmp_path / kind
+    before, after = (load_file(path / "model.safetensors") for path in (llama, run / "model"))
+    names = changed(before, after)
+    embedding = "model.embed_tokens.weight"
+    expected = {
+        "all": set(before),
+        "attention": {name for name in before if ".self_attn." in name},
+        "no_embeddings": set(before) - {embedding},
+        "lora": {name for name in before if name.endswith("_proj.weight")},
+    }[kind]
+    assert names == expected
+    model = LongNetForCausalLM.from_pretrained(run / "model")
+    assert model.config.max_position_embeddings == 128
+    assert model.config.rope_parameters["factor"] == 2.0
+    rows = losses(run / "metrics.csv")
+    assert rows[-1]["val/loss"] < rows[2]["val/loss"]
+    assert (run / "adapter").exists() == (kind == "lora")
+    assert export_checkpoint(model, tmp_path / f"{kind}-out") == "longnet"
+
+
+def test_adapters_alone_give_the_merged_model(llama: Path, corpus: Path, tmp_path: Path) -> None:
+    job = tiny_job(tmp_path, corpus, run__name="lora", model__pretrained=str(llama), finetune__train="lora",
+                   attention__layers=["dense"], finetune__lora_rank=4, data__context_length=64)  # fmt: skip
+    train(job)
+    run = tmp_path / "lora"
+    assert set(load_file(run / "adapter" / "adapter_model.safetensors"))
+    base = LongNetForCausalLM.from_hf(llama)
+    tuned = PeftModel.from_pretrained(base, run / "adapter").eval()
+    assert export_checkpoint(LongNetForCausalLM.from_pretrained(run / "model"), tmp_path / "out") == "llama"
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(tuned(some_tokens()).logits, merged(some_tokens()).logits, atol=2e-4, rtol=1e-4)
+    # Started again, the run has nothing left to do, and still gives the same weights.
+    weights = load_file(run / "model" / "model.safetensors")
+    train(job)
+    assert not changed(weights, load_file(run / "model" / "model.safetensors"))
+
+
+def test_the_first_loss_is_the_checkpoints_own(llama: Path, corpus: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "model__pretrained": str(llama), "data__context_length": 64, "attention__layers": ["dense"],
+        "trainer__max_steps": 1, "trainer__val_every": 1, "optim__lr": 1e-12, "optim__warmup_steps": 0,
+    }  # fmt: skip
+    rows = []
+    for name, keep_code in (("imported", False), ("own", True)):
+        train(tiny_job(tmp_path, corpus, run__name=name, model__keep_code=keep_code, **options))
+        rows.append(losses(tmp_path / name / "metrics.csv")[-1])
+    assert rows[0]["val/loss"] == pytest.approx(rows[1]["val/loss"], abs=1e-5)
+    assert rows[0]["train/loss"] == pytest.approx(rows[1]["train/loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_a_decoder_with_its_own_code_trains(family: str, corpus: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        family, vocab_size=384, hidden_size=32, intermediate_size=48, num_attention_heads=4, max_position_embeddings=64,
+        bos_token_id=1, eos_token_id=1, pad_token_id=0, **DECODERS[family],
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "theirs")
+    job = tiny_job(
+        tmp_path, corpus, run__name="run", model__pretrained=str(tmp_path / "theirs"), model__keep_code=True,
+        trainer__activation_checkpointing__kind="full",
+    )  # fmt: skip
+    train(job)
+    rows = losses(tmp_path / "run" / "metrics.csv")
+    assert rows[-1]["val/loss"] < rows[2]["val/loss"]
+    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model", attn_implementation="longnet")
+    assert type(trained).__name__.lower().startswith(family.replace("_text", "").replace("_", ""))
+    assert trained.config.longnet["segment_lengths"] == [16, 32, 64]
+    with torch.no_grad():
+        logits = hidden_states(trained, some_tokens()) @ head_weight(trained).T
+        torch.testing.assert_close(logits, trained(some_tokens()).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_the_context_grows_by_cutting_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = LongNetForCausalLM.from_hf(original("llama"), [8, 64], [1, 2])
+    module = LongNetModule(model, OptimConfig(), 8, 2, 0, context_growth=[(16, 0.25), (32, 0.75)])
+    steps = []
+    for step in range(8):
+        monkeypatch.setattr(LongNetModule, "global_step", step)
+        steps.append(module._context())
+    assert steps == [16, 16, 32, 32, 32, 32, None, None]
+    batch = {"input_ids": some_tokens(2, 64), "labels": some_tokens(2, 64)}
+    with torch.no_grad():
+        cut = module._loss_sums(batch, 16)
+        alone = [
+            module._loss_sums({name: rows[row : row + 1, start : start + 16] for name, rows in batch.items()}).nll
+            for row in range(2)
+            for start in range(0, 64, 16)
+        ]
+        whole = module._loss_sums(batch)
+    torch.testing.assert_close(cut.nll, torch.stack(alone).sum())
+    assert cut.tokens == whole.tokens
+    assert not torch.allclose(cut.nll, whole.nll)
+
+
+def test_a_run_takes_its_growth_from_the_config(llama: Path, corpus: Path, tmp_path: Path) -> None:
+    common: dict[str, Any] = {"model__pretrained": str(llama), "trainer__max_steps": 2, "trainer__val_every": 2,
+                              "optim__warmup_steps": 0}  # fmt: skip
+    train(tiny_job(tmp_path, corpus, run__name="grown", finetune__context_growth=[[16, 0.5]], **common))
+    train(tiny_job(tmp_path, corpus, run__name="whole", **common))
+    grown, whole = (losses(tmp_path / name / "metrics.csv")[0] for name in ("grown", "whole"))
+    assert grown["train/loss"] != whole["train/loss"]
+
+
+def test_attention_flops_count_what_is_seen() -> None:
+    ours = LongNetForCausalLM.from_hf(original("mistral-window"))
+    theirs = original("mistral-window")
+    theirs.config.longnet = {"segment_lengths": [64], "dilation_rates": [1]}
+    theirs.config.layer_types = ["sliding_attention"] * 3
+    assert attention_flops(theirs, 64) == attention_flops(ours, 64)
+
+
+def test_says_what_does_not_fit(llama: Path, corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"finetune.lora_targets has \['query'\]: .*expected some of \['down_proj'"):
+        choose_trained(original("llama"), FinetuneConfig(train="lora", lora_targets=["query", "q_proj"]))
+    small = tmp_path / "small"
+    original("llama").save_pretrained(small)
+    with pytest.raises(ValueError, match=r"data.tokenizer=bytes does not fit model.pretrained=.*384 ids, the model 61"):
+        train(tiny_job(tmp_path, corpus, run__name="y", model__pretrained=str(small)))
+    capped = AutoConfig.for_model(
+        "gemma3_text", vocab_size=384, hidden_size=32, intermediate_size=48, num_attention_heads=4, head_dim=8,
+        num_key_value_heads=2, num_hidden_layers=1, final_logit_softcapping=0.1, initializer_range=0.5,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(capped).save_pretrained(tmp_path / "capped")
+    with pytest.raises(ValueError, match=r"the logits of Gemma3ForCausalLM are more than a linear map"):
+        train(tiny_job(tmp_path, corpus, run__name="x", model__pretrained=str(tmp_path / "capped"),
+                       model__keep_code=True))  # fmt: skip
+    assert {path.name for path in tmp_path.iterdir()} == {"small", "capped"}
