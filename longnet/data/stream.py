@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset
 
-from longnet.data.documents import Document, SourceSpec
+from longnet.data.documents import Document
 from longnet.data.packing import PackedRows, Row, collate, pack
 from longnet.data.sampling import permutation
 from longnet.data.tokenizer import Tokenizer, token_dtype
@@ -49,7 +49,7 @@ class RowStream:
         block_rows: Rows that are shuffled among each other, and held in memory.
         seed: Chooses the permutations.
         complain: Called with the id of a document that cannot be encoded, and why; the document is left out if it
-            does not raise.
+            does not raise. Such a document raises when None.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RowStream:
         packing: str = "concat",
         block_rows: int = 256,
         seed: int = 0,
-        complain: Callable[[str, str], None] = SourceSpec("stream").complain,
+        complain: Callable[[str, str], None] | None = None,
     ) -> None:
         if packing == "whole":
             raise ValueError(
@@ -125,6 +125,8 @@ class RowStream:
                 try:
                     ids = [self._tokenizer.encode(piece) for piece in pieces]
                 except UnicodeDecodeError as error:
+                    if self._complain is None:
+                        raise
                     self._complain(name, f"is not UTF-8 ({error.reason})")
                     continue
                 nothing = False

@@ -32,7 +32,7 @@ from .memory import MemoryKeeper
 from .metrics import read_metrics
 from .module import LongNetModule
 from .placement import Placement, place
-from .pretrained import load_pretrained
+from .pretrained import FROM_CHECKPOINT, load_pretrained
 from .progress import build_progress, show_header
 from .quiet import quiet_libraries
 from .recorder import Recorder
@@ -42,8 +42,6 @@ from .session import Session
 from .strategy import answers_in_time, build_strategy, gather_weights
 from .throughput import TrainingClock, training_flops_per_token
 
-# Keys of the model that say how to begin from a checkpoint.
-FROM_CHECKPOINT = ("pretrained", "keep_code", "rope_extension")
 # Training bytes that the baselines look at.
 BASELINE_BYTES = 64 * 2**20
 
