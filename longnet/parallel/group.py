@@ -41,6 +41,9 @@ class SequenceGroup:
         self.ranks = dist.get_process_group_ranks(self.group)
         self.name: str = self.group.group_name
         self._parts: dict[tuple[int, ...], ProcessGroup] = {}
+        if dist.get_backend(self.group) == "nccl":
+            # NCCL connects a group at its first call, which all ranks must make; a ring's first message is between two.
+            dist.barrier(self.group, device_ids=[torch.cuda.current_device()])
 
     def __deepcopy__(self, memo: Any) -> SequenceGroup:
         return self

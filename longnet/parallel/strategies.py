@@ -55,13 +55,6 @@ class _OverSequences:
             group = SequenceGroup.of(self.mesh.get_group("sequence"), timedelta(seconds=self._seconds))
             attend_over(self.lightning_module, self._form, group)
 
-    @property
-    def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """For samplers that others inject; our own rows are dealt out by step and data rank."""
-        assert self.sequence is not None
-        shape = self.sequence.shape
-        return {"num_replicas": shape.data, "rank": shape.data_rank(dist.get_rank())}
-
     def teardown(self) -> None:
         # One process may go on alone from here, for example to generate a sample.
         attend_alone(self.lightning_module)

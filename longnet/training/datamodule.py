@@ -16,6 +16,7 @@ from longnet.data.documents import Split
 from longnet.data.packing import Row, collate
 from longnet.data.sampling import MixtureOrder
 from longnet.data.stream import RowStream, StreamBatches
+from longnet.parallel import MeshShape
 
 
 class TextDataModule(LightningDataModule):
@@ -83,7 +84,8 @@ class TextDataModule(LightningDataModule):
         if self._data_rank is not None:
             return self._data_rank
         assert self.trainer is not None
-        return self.trainer.global_rank // max(self.trainer.world_size // self.data_world, 1)
+        sharing = max(self.trainer.world_size // self.data_world, 1)
+        return MeshShape(self.data_world, sharing).data_rank(self.trainer.global_rank)
 
     def validation_content(self) -> bytes:
         """The bytes that validation predicts, for measuring something else on the same ones."""
