@@ -109,10 +109,10 @@ def test_a_plan_that_the_dry_step_refutes_is_not_used(
     expected = results(make_job(run__name="manual"))
     compute = LongNetModule._loss_sums
 
-    def loss_sums(self: LongNetModule, batch: Any) -> Any:
+    def loss_sums(self: LongNetModule, batch: Any, *options: Any) -> Any:
         if len(plans) == 1:
             raise torch.OutOfMemoryError(REASON)
-        return compute(self, batch)
+        return compute(self, batch, *options)
 
     monkeypatch.setattr(LongNetModule, "_loss_sums", loss_sums)
     assert_same(results(make_job(run__name="auto", memory="auto")), expected)
