@@ -34,6 +34,9 @@ CASES = {
     "blocks lie in one segment each, shared KV heads": Case(
         DilationPattern((16, 32, 48), (1, 2, 6)), 1, 96, 4, 2, 8, True, None, seed=9
     ),
+    "onto the first level, r does not divide w": Case(
+        DilationPattern((4, 10), (1, 4)), 1, 20, 4, 4, 8, True, None, seed=12
+    ),
     "the first level alone": Case(DilationPattern.dense(), 2, 9, 4, 2, 8, True, None, seed=10),
     "the first level alone holds every row": Case(
         DilationPattern((8, 12), (1, 3)), 2, 24, 4, 2, 8, False, None, seed=11
