@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from longnet.parallel.checkpoints import export_weights, is_sharded
+from longnet.checkpoint import steps_of
+from longnet.parallel.checkpoints import export_weights
 
 from ..training.conftest import corpus_path  # noqa: F401
 from ..training.jobs import tiny_job
@@ -51,8 +52,8 @@ def runs(tmp_path_factory, corpus_path):  # noqa: F811
             by_size.setdefault(layouts[stage][0], []).append(last[name])
         for processes, jobs in by_size.items():
             train_on(processes, jobs)
-        checkpoint = Path(root) / "sharded/checkpoints/last.ckpt"
-        assert is_sharded(checkpoint)
+        checkpoint = steps_of(Path(root) / "sharded/checkpoints")[-1]
+        assert len(list(checkpoint.glob("tensors-*.safetensors"))) == PATHS["sharded"][stage][0]
         target = root / f"{stage}.safetensors"
         export_weights(checkpoint, target)
         exported.append(load_file(target))
