@@ -213,7 +213,7 @@ def fit(session: Session) -> None:
         Interrupts(checkpoints, console),
     ]
     profiler = SimpleProfiler() if job.trainer.profiler == "simple" else None
-    loggers = build_loggers(job.logger, run, parts=session.data.corpus.weights)
+    loggers = build_loggers(job.logger, run, session.data.corpus.weights, warn)
     try:
         log_config(loggers, asdict(job))
         trainer = build_trainer(session, callbacks, loggers, io, profiler)
