@@ -5,6 +5,7 @@ from __future__ import annotations
 import netrc
 import os
 import secrets
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection
@@ -19,6 +20,7 @@ from longnet.config.machine import is_first_process
 from longnet.config.schema import LoggerConfig
 
 from .beside import LoggerBeside
+from .environment import command_line
 from .metrics import MetricsFile
 from .rundir import RunDirectory
 
@@ -97,6 +99,8 @@ def _wandb(config: LoggerConfig, run: RunDirectory) -> WandbLogger:
             settings=wandb.Settings(console="off", init_timeout=30),
         )
 
+    # wandb keeps the command line, and would keep it with what is secret in it.
+    whole, sys.argv = sys.argv, command_line()
     try:
         experiment = begin(mode)
     except wandb.Error:
@@ -104,6 +108,8 @@ def _wandb(config: LoggerConfig, run: RunDirectory) -> WandbLogger:
             raise
         # The server answers but does not take the run; it can be sent later by `wandb sync`.
         experiment = begin("offline")
+    finally:
+        sys.argv = whole
     experiment.define_metric("*", step_metric="trainer/global_step", step_sync=True)
     return WandbLogger(experiment=experiment, save_dir=run.path)
 

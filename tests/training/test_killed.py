@@ -64,7 +64,7 @@ def test_kills_at_any_moment_change_nothing(make_job, tmp_path, name):
         before = len(read_metrics(metrics))
         with running(broken, SLOW.format(**marks)) as processes:
             hit = Path(marks.get(moment, "")) if moment in marks else None
-            happened = hit.exists if hit else lambda: len(read_metrics(metrics)) > before
+            happened = hit.exists if hit else lambda before=before: len(read_metrics(metrics)) > before
             assert wait_until(happened, processes[0]), finish(processes)[1]
             wait_until(lambda: draw.random() < 0.1, processes[0])
             draw.choice(processes).send(signal.SIGKILL)
