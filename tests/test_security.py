@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from longnet.checkpoint import DamagedError, Facts, Writer, path_of, read_whole, steps_of, verify
+from longnet.checkpoint.manifest import SEAL, _seal
 from longnet.config.cli import check_command_line
 from longnet.training.run import train
 
@@ -86,6 +87,7 @@ def test_a_malicious_pickle_is_never_read(make_job, tmp_path, place):  # noqa: F
             # Whoever can write the file can write its hash.
             manifest = json.loads((target / "manifest.json").read_text())
             manifest["files"][place] = {"size": len(bomb), "sha256": hashlib.sha256(bomb).hexdigest()}
+            manifest[SEAL] = _seal(manifest)
             (target / "manifest.json").write_text(json.dumps(manifest))
             verify(target)
             with pytest.raises(DamagedError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from .files import Entry, hash_file, write_json
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+SEAL = "sha256"
 # A manifest is a few kilobytes; more is no manifest.
 _LARGEST = 2**24
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -41,7 +43,7 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         content = {"format": FORMAT, **asdict(self)}
-        write_json(folder / MANIFEST, content, indent=2)
+        write_json(folder / MANIFEST, content | {SEAL: _seal(content)}, indent=2)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -72,7 +74,7 @@ def read_manifest(path: Path) -> Manifest:
         )
     try:
         return _parse(content)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         raise DamagedError(f"{file} is damaged ({type(error).__name__}: {error})") from None
 
 
@@ -102,7 +104,15 @@ def _problem(file: Path, expected: Entry) -> str | None:
         return f"{file} cannot be read ({error.strerror})"
 
 
+def _seal(content: Mapping[str, Any]) -> str:
+    """A hash of all that a manifest says, but for the hash itself."""
+    rest = {key: value for key, value in content.items() if key != SEAL}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
 def _parse(content: Mapping[str, Any]) -> Manifest:
+    if content[SEAL] != _seal(content):
+        raise ValueError("it does not say what was saved")
     files = {}
     for name, entry in content["files"].items():
         # A name that leads elsewhere would make another file part of the checkpoint.

@@ -178,7 +178,15 @@ class RunDirectory:
             )
 
     def _check_same(self, job: JobConfig, config: Path) -> None:
-        there, here = yaml.safe_load(config.read_text()), asdict(job)
+        here = asdict(job)
+        try:
+            there = yaml.safe_load(config.read_bytes())
+            rows = _rows_per_step(there), _rows_per_step(here)
+        except (yaml.YAMLError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(
+                f"{config} is damaged ({type(error).__name__}): bring it back from a copy, or remove it and give "
+                f"resume={config.parent}"
+            ) from None
         # A key that is newer than the run had its default.
         before, now = _flatten(asdict(JobConfig())) | _flatten(there), _flatten(here)
         missing = object()
@@ -187,7 +195,6 @@ class RunDirectory:
             for key in sorted(before.keys() | now.keys())
             if before.get(key, missing) != now.get(key, missing) and not _is_free(key)
         ]
-        rows = _rows_per_step(there), _rows_per_step(here)
         if rows[0] != rows[1]:
             differing.append(
                 "  rows per step (data.batch_size x trainer.accumulate x processes that read different rows): "
@@ -201,7 +208,12 @@ class RunDirectory:
             )
 
     def _sessions(self) -> list[dict[str, Any]]:
-        return json.loads(self.environment.read_text())["sessions"] if self.environment.exists() else []
+        if not self.environment.exists():
+            return []
+        try:
+            return list(json.loads(self.environment.read_bytes())["sessions"])
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+            raise ValueError(f"{self.environment} is damaged ({type(error).__name__}): remove it") from None
 
     def _check_unlocked(self) -> None:
         try:

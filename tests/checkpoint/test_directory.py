@@ -30,6 +30,7 @@ from longnet.checkpoint import (
     steps_of,
     verify,
 )
+from longnet.checkpoint.manifest import SEAL, _seal
 from longnet.checkpoint.tree import flatten, restore
 
 TIED = torch.arange(6.0).reshape(2, 3)
@@ -213,8 +214,9 @@ def test_a_manifest_cannot_name_files_elsewhere(tmp_path, name):
     path = save(tmp_path, 1)
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"][name] = {"size": 0, "sha256": ""}
+    manifest[SEAL] = _seal(manifest)
     (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(DamagedError, match="manifest.json is damaged"):
+    with pytest.raises(DamagedError, match="manifest.json is damaged .*file name"):
         verify(path)
 
 
