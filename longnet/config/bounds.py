@@ -98,9 +98,14 @@ BOUNDS = {
     "trainer.overfit_batches": NOT_NEGATIVE,
     "trainer.tile": COUNT,
     "trainer.activation_checkpointing.every": COUNT,
+    "trainer.guard.skip_limit": NOT_NEGATIVE,
+    "trainer.guard.spike_factor": NOT_NEGATIVE,
+    "trainer.guard.spike_window": COUNT,
+    "trainer.guard.rewinds": NOT_NEGATIVE,
     "strategy.sequence_parallel_size": COUNT,
     "strategy.timeout": POSITIVE,
     "callbacks.save_every": COUNT,
+    "callbacks.keep_last": COUNT,
     "callbacks.sample_tokens": NOT_NEGATIVE,
 }
 

@@ -145,6 +145,7 @@ class StreamBatches(IterableDataset[Row]):
         data_rank: Index among the ranks that read different rows.
         data_world: How many such ranks there are.
         state: What came with the last batch that was trained on; the beginning when None.
+        passed: Batches from there on to pass over.
     """
 
     def __init__(
@@ -154,7 +155,9 @@ class StreamBatches(IterableDataset[Row]):
         data_rank: int = 0,
         data_world: int = 1,
         state: dict[str, int] | None = None,
+        passed: int = 0,
     ) -> None:
+        self._passed = passed
         self._stream = stream
         self._batch_size = batch_size
         self._data_rank = data_rank
@@ -168,6 +171,7 @@ class StreamBatches(IterableDataset[Row]):
             skip = place.pop("row")
             start = Cursor(**place)
         rows = self._stream.rows(start, skip)
+        rows = islice(rows, self._passed * self._data_world * self._batch_size, None)
         first = self._data_rank * self._batch_size
         while True:
             step = list(islice(rows, self._data_world * self._batch_size))

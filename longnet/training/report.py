@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +17,7 @@ from transformers import PreTrainedModel
 from longnet.data import Tokenizer
 from longnet.evaluation.baselines import Baselines
 
+from .environment import command_line
 from .metrics import read_metrics
 from .rundir import RunDirectory
 
@@ -135,5 +135,5 @@ def _printable(text: str) -> str:
 def _next_command() -> str:
     # The same job with the three kinds of attention, side by side, in one process each.
     replaced = ("attention=", "run.name=", "resume=", "strategy", "trainer.devices=", "trainer.num_nodes=", "-")
-    ours = [argument for argument in sys.argv[1:] if not argument.startswith(replaced)]
+    ours = [argument for argument in command_line()[1:] if not argument.startswith(replaced)]
     return shlex.join(["python", "train.py", "-m", *ours, "attention=dense,dilated,sliding_window"])

@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from longnet.parallel.checkpoints import export_weights, is_sharded
+from longnet.checkpoint import steps_of
+from longnet.parallel.checkpoints import export_weights
 
 from ..training.conftest import corpus_path  # noqa: F401
 from ..training.jobs import tiny_job
@@ -49,14 +50,14 @@ def runs(tmp_path_factory, corpus_path):  # noqa: F811
             by_size.setdefault(layouts[stage][0], []).append(last[name])
         for processes, jobs in by_size.items():
             train_on(processes, jobs)
-        _check_export(last["sharded"], sharded=stage < 2)
+        _check_export(last["sharded"], files=PATHS["sharded"][stage][0])
     return last
 
 
-def _check_export(job, sharded: bool) -> None:
+def _check_export(job, files: int) -> None:
     path = Path(job.run.root) / job.run.name
-    checkpoint, target = path / "checkpoints/last.ckpt", path / "exported.safetensors"
-    assert is_sharded(checkpoint) == sharded
+    checkpoint, target = steps_of(path / "checkpoints")[-1], path / "exported.safetensors"
+    assert len(list(checkpoint.glob("tensors-*.safetensors"))) == files
     export_weights(checkpoint, target)
     exported, (_, expected) = load_file(target), outcome(job)
     assert exported.keys() == expected.keys()
