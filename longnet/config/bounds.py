@@ -102,6 +102,11 @@ BOUNDS = {
     "strategy.timeout": POSITIVE,
     "callbacks.save_every": COUNT,
     "callbacks.sample_tokens": NOT_NEGATIVE,
+    "evaluation.every": NOT_NEGATIVE,
+    "evaluation.max_tokens": COUNT,
+    "evaluation.documents": NOT_NEGATIVE,
+    "evaluation.samples": COUNT,
+    "evaluation.batch_tokens": COUNT,
 }
 
 

@@ -24,6 +24,7 @@ from . import activation_checkpointing
 from .checkpoints import AtomicCheckpointIO, Checkpoints, checkpoint_step
 from .datamodule import TextDataModule
 from .environment import describe_environment
+from .evaluation import Evaluations
 from .finetune import choose_trained, merge_adapters
 from .header import describe_session
 from .interrupt import SaveOnInterrupt
@@ -176,6 +177,7 @@ def fit(session: Session) -> None:
             session.data,
             listeners=[progress.on_row] if progress else [],
         ),
+        *([Evaluations(job.evaluation, session.data.corpus, run, clock, console)] if job.evaluation.every else []),
         Checkpoints(run.last, run.best, job.callbacks.save_every, clock),
         SaveOnInterrupt(run.last, console),
     ]

@@ -25,6 +25,7 @@ _FREE = (
     "run",
     "logger",
     "callbacks",
+    "evaluation",
     "strategy",
     "trainer",
     "data.path",
@@ -50,6 +51,7 @@ class RunDirectory:
         self.adapter = self.path / "adapter"
         self.plot = self.path / "loss.png"
         self.sample = self.path / "sample.txt"
+        self.evaluation = self.path / "evaluation"
         self._lock: IO[str] | None = None
         self._created = False
 
