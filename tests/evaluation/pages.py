@@ -40,9 +40,11 @@ def write_run(directory: Path, loss: float = 2.0, steps: int = 40, **changes: An
         {"step": steps},
         [ContextRow(c, c, 640, loss - i / 9, loss - i / 9 - 0.1, loss - i / 9 + 0.1, 7 - i, 2.5, i / 9, 0.0, 0.2)
          for i, c in enumerate((128, 512, 2048))],
-        [PositionRow(0, 64, 63, loss + 1, float("nan"), float("nan"), 20.0), PositionRow(64, 128, 64, loss, 1.8, 2.2, 7.4)],
+        [PositionRow(0, 64, 63, loss + 1, float("nan"), float("nan"), 20.0),
+         PositionRow(64, 128, 64, loss, 1.8, 2.2, 7.4)],
         [RetrievalRow(task, n, d, 20, 1.0, 0.9, 1.1, 0.7, 1 - d / 2, 0.2, 1.0, d, 0.0, 1.0)
          for task in ("passkey", "needle") for n in (256, 512) for d in (0.0, 0.5, 1.0)],
-        [PlacementRow("needle", 512, "border of 64", o, 256 + o, 20, 1 + abs(o) / 9, 0.5, 0.3, 0.7, 0.5) for o in (-8, 0, 8)],
+        [PlacementRow("needle", 512, "border of 64", o, 256 + o, 20, 1 + abs(o) / 9, 0.5, 0.3, 0.7, 0.5)
+         for o in (-8, 0, 8)],
     ).save(directory / "evaluation")  # fmt: skip
     return directory
