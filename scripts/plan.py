@@ -181,8 +181,8 @@ def show_traffic(console: Console, job: JobConfig, workload: Workload) -> int:
             table.add_row(name, *sizes, str(level.forward.messages + level.backward.messages))
     console.print(table)
     console.print(
-        f"{form}: {total / 2**20:,.0f} MiB a step to a rank, over {ranks} ranks; at most {held / 2**20:,.0f} MiB of keys "
-        "and values of others at a time",
+        f"{form}: {total / 2**20:,.0f} MiB a step to a rank, over {ranks} ranks; at most {held / 2**20:,.0f} MiB "
+        "of keys and values of others at a time",
         highlight=False,
     )
     return total
@@ -208,7 +208,7 @@ def show_plans(
     for plan in plans:
         estimate = predict_memory(workload, plan)
         seconds = predict_time(workload, plan, rates, received).total
-        row = [plan.kind, f"{plan.tile or ''}", *(f"{getattr(estimate, part) / GIB:.4g}" for part in parts)]
+        row = [plan.kind, f"{plan.tile or ''}", *(f"{getattr(estimate, part) / GIB:.3g}" for part in parts)]
         row.append(f"{recomputed_flops(workload, plan) / count_flops(workload).training:.0%}")
         row += [f"{seconds:.3g}", f"{workload.tokens / seconds:,.0f}"]
         if measured:
@@ -235,7 +235,8 @@ def show_answer(
 def show_patterns(console: Console, workload: Workload) -> None:
     choices = pattern_choices(workload)
     best = recommend(choices)
-    table = Table("base", "ratio", "levels", "keys a query", "coarsest rate", "coverage", "share of FLOPs", box=box.SIMPLE_HEAD)  # fmt: skip
+    heads = ("base", "ratio", "levels", "keys a query", "coarsest rate", "coverage", "share of FLOPs")
+    table = Table(*heads, box=box.SIMPLE_HEAD)
     for each in choices:
         cells = (each.base, each.ratio, each.levels, f"{each.keys:,}", each.coarsest, f"{each.coverage:.0%}")
         table.add_row(*map(str, cells), f"{each.share:.0%}", style="bold" if each == best else None)
