@@ -19,7 +19,7 @@ import gc
 import re
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import median
 
@@ -31,12 +31,13 @@ from rich.table import Table
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from longnet.config import load, resolve_attention
+from longnet.config import load
 from longnet.config.schema import JobConfig
-from longnet.model import LongNetConfig, LongNetForCausalLM
+from longnet.model import LongNetForCausalLM
 from longnet.training import activation_checkpointing
 from longnet.training.loss import linear_cross_entropy
 from longnet.training.optim import build_optimizer
+from longnet.training.pretrained import new_config
 from longnet.training.throughput import (
     measure_matmul_rate,
     peak_memory_gib,
@@ -83,11 +84,8 @@ def compose_job(model: str, attention: str, seq_len: int) -> JobConfig:
 def build_longnet(
     job: JobConfig, vocab_size: int, checkpointing: str, tile: int | None, device: torch.device, compiled: bool
 ) -> Contender:
-    shape = asdict(job.model) | {"vocab_size": vocab_size}
-    context = job.data.context_length
-    config = LongNetConfig(**shape, attention=resolve_attention(job), max_position_embeddings=context)
     with torch.device(device):
-        model = LongNetForCausalLM(config)
+        model = LongNetForCausalLM(new_config(job, vocab_size))
     half = device.type == "cuda"
     model.model.residual_dtype = torch.bfloat16 if half else None
     activation_checkpointing.apply(model, checkpointing, tile=tile, compiled=compiled)
@@ -99,7 +97,7 @@ def build_longnet(
                 sums = linear_cross_entropy(hidden.flatten(0, 1), model.lm_head.weight, labels.flatten())
         return sums.loss / sums.tokens
 
-    return Contender(model, loss, training_flops_per_token(model, context))
+    return Contender(model, loss, training_flops_per_token(model, job.data.context_length))
 
 
 def build_llama(job: JobConfig, vocab_size: int, checkpointing: str, device: torch.device) -> Contender:

@@ -1,11 +1,13 @@
-"""What a job takes, in memory and FLOPs, by every plan that it could train by; before anything is built.
+"""What a job takes, before anything is built: parameters, FLOPs, memory and time by every plan, bytes between ranks.
 
     python scripts/plan.py model=125m data.context_length=1048576 data.batch_size=1 trainer.residual=bf16
-    python scripts/plan.py model=1b data.context_length=131072 data.batch_size=1 --device-gib 80 --host-gib 200
+    python scripts/plan.py model=1b data.context_length=131072 data.batch_size=1 --device h200
+    python scripts/plan.py model=125m data.context_length=262144 data.batch_size=1 --device h200 --patterns
     python scripts/plan.py model=125m data.context_length=65536 data.batch_size=1 --measure    # the plans that fit
 
-Takes the keys of train.py. The memory is this machine's unless it is given. --measure trains two steps by each plan
-that fits, on random tokens, and shows the peak beside the prediction, and the second step's tokens per second.
+Takes the keys of train.py. Memory and rates are this machine's, measured in a moment, unless --device names a known one
+or they are given. --measure trains two steps by each plan that fits, on random tokens, and shows the peak beside the
+prediction, and the second step's tokens per second. --patterns compares patterns for the context.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from __future__ import annotations
 import argparse
 import gc
 import time
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,87 +26,222 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from longnet.config import JobConfig, load, resolve_attention
+from longnet.attention import DilationPattern, build_block
+from longnet.attention.blocks import Dilated
+from longnet.config import JobConfig, load
+from longnet.config.machine import Machine
 from longnet.data.tokenizer import ByteTokenizer
-from longnet.model import LongNetConfig, LongNetForCausalLM
-from longnet.planning import MemoryPlan, Workload, candidate_plans, choose_plan, count_flops, predict_memory
-from longnet.planning.flops import recomputed_flops
+from longnet.model import LongNetForCausalLM
+from longnet.parallel.communication import LevelTraffic, attention_traffic
+from longnet.parallel.rows import Layout
+from longnet.planning import (
+    MemoryPlan,
+    Rates,
+    Workload,
+    candidate_plans,
+    choose_plan,
+    count_flops,
+    count_parameters,
+    longest_context,
+    pattern_choices,
+    predict_memory,
+    predict_time,
+    recommend,
+    recomputed_flops,
+    suggest_savings,
+)
+from longnet.planning.time import KNOWN
 from longnet.training import activation_checkpointing
 from longnet.training.loss import linear_cross_entropy
 from longnet.training.memory import device_bytes, host_bytes
 from longnet.training.optim import build_optimizer
 from longnet.training.placement import Placement, place
-from longnet.training.pretrained import FROM_CHECKPOINT, pretrained_config
+from longnet.training.pretrained import new_config, pretrained_config
+from longnet.training.rates import measure_rates
 from longnet.training.throughput import synchronize
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 GIB = 2**30
+# Memory of the devices in KNOWN, as torch sees it.
+KNOWN_GIB = {"h200": 139.8}
 
 
 def main() -> None:
     arguments = parse_arguments()
+    elsewhere = arguments.device != "here"
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("train", arguments.overrides, return_hydra_config=True)
         HydraConfig.instance().set_config(cfg)
-        job = load(cfg)
-    placement = place(job.trainer)
-    device = torch.device(placement.accelerator)
-    workload = build_workload(job, placement)
-    room = arguments.device_gib * GIB if arguments.device_gib else device_bytes(device)
-    host = arguments.host_gib * GIB if arguments.host_gib else host_bytes()
+        job = load(cfg, Machine(gpus=8) if elsewhere else None)
+    placement = Placement("cuda", "bf16-mixed", True) if elsewhere else place(job.trainer)
+    device = torch.device("cpu" if elsewhere else placement.accelerator)
+    given = arguments.device_gib or KNOWN_GIB.get(arguments.device)
+    room = int(given * GIB) if given else device_bytes(device)
+    host = int(arguments.host_gib * GIB) if arguments.host_gib else host_bytes()
+    rates = choose_rates(arguments, device, placement)
+
+    console = Console(width=max(120, Console().width))
+    whole = build_workload(job, placement)
+    ranks = job.strategy.sequence_parallel_size
+    workload = replace(whole, context_length=-(-whole.context_length // ranks))
+    show_workload(console, whole)
+    received = show_traffic(console, job, whole) if ranks > 1 else 0
     plans = candidate_plans(workload, host)
     chosen = choose_plan(workload, plans, room)
-
-    console = Console()
-    show_workload(console, workload)
-    table = Table(box=box.SIMPLE_HEAD)
-    parts = ("device", "kept", "working", "loss", "host")
-    table.add_column("kind, GiB:")
-    for column in ("tile", *parts, "again", *(["peak", "tokens/s"] if arguments.measure else [])):
-        table.add_column(column, justify="right")
-    for plan in plans:
-        estimate = predict_memory(workload, plan)
-        row = [plan.kind, f"{plan.tile or ''}", *(f"{getattr(estimate, part) / GIB:.4g}" for part in parts)]
-        row.append(f"{recomputed_flops(workload, plan) / count_flops(workload).training:.0%}")
-        if arguments.measure:
-            row += measure(workload, plan, placement, device) if estimate.device <= room else ["", ""]
-        table.add_row(*row, style="bold" if plan == chosen else None)
-    console.print(table)
-    console.print(
-        f"memory=auto takes {chosen}" if chosen else f"nothing fits into {room / GIB:.3g} GiB", highlight=False
-    )
-
-
-def show_workload(console: Console, workload: Workload) -> None:
-    flops, estimate = count_flops(workload), predict_memory(workload, MemoryPlan())
-    projections = flops.attention_inputs + flops.attention_output
-    shares = {"attention": flops.attention, "its projections": projections, "MLP": flops.mlp, "head": flops.head}
-    spread = ", ".join(f"{name} {part / flops.forward:.0%}" for name, part in shares.items())
-    console.print(f"GFLOP a token, forward and backward: {flops.training / 1e9:.3g} ({spread})", highlight=False)
-    fixed = ", ".join(f"{part} {getattr(estimate, part) / GIB:.3g}" for part in ("weights", "gradients", "optimizer"))
-    console.print(f"GiB whatever the plan: {fixed}", highlight=False)
+    console.print(show_plans(workload, plans, chosen, rates, received, room, arguments.measure, placement, device))
+    show_answer(console, workload, chosen, room, host, ranks)
+    if arguments.patterns:
+        show_patterns(console, whole)
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", help="keys of train.py, as key=value")
+    parser.add_argument("--device", choices=["here", *KNOWN], default="here", help="whose rates and memory count")
     parser.add_argument("--device-gib", type=float, help="memory of the device")
     parser.add_argument("--host-gib", type=float, help="memory of the host")
+    parser.add_argument("--matmul-tflops", type=float, help="of large matrix products")
+    parser.add_argument("--attention-tflops", type=float, help="of the attention's kernels, over the pairs seen")
+    parser.add_argument("--bandwidth-gbs", type=float, help="GB/s of the device's memory")
+    parser.add_argument("--link-gbs", type=float, default=50.0, help="GB/s that a rank receives from others")
     parser.add_argument("--measure", action="store_true", help="train two steps by each plan that fits")
-    return parser.parse_intermixed_args()
+    parser.add_argument("--patterns", action="store_true", help="compare patterns for the context")
+    arguments = parser.parse_intermixed_args()
+    if arguments.measure and arguments.device != "here":
+        parser.error(f"--measure trains on this machine: expected no --device {arguments.device} with it")
+    return arguments
+
+
+def choose_rates(arguments: argparse.Namespace, device: torch.device, placement: Placement) -> Rates:
+    given = (arguments.matmul_tflops, arguments.attention_tflops, arguments.bandwidth_gbs)
+    if arguments.device in KNOWN:
+        rates = KNOWN[arguments.device]
+    elif all(given):
+        rates = Rates("given", 1.0, 1.0, 1.0)
+    else:
+        rates = measure_rates(device, placement.matmul_dtype)
+    units = {"matmul": 1e12, "attention": 1e12, "bandwidth": 1e9}
+    changes = {name: value * units[name] for name, value in zip(units, given, strict=True) if value}
+    return replace(rates, link=arguments.link_gbs * 1e9, **changes)
 
 
 def build_workload(job: JobConfig, placement: Placement) -> Workload:
     context = job.data.context_length
-    if job.model.pretrained:
-        config = pretrained_config(job)
-    else:
-        shape = {name: value for name, value in asdict(job.model).items() if name not in FROM_CHECKPOINT}
-        shape["vocab_size"] = job.model.vocab_size or ByteTokenizer.vocab_size
-        config = LongNetConfig(**shape, attention=resolve_attention(job), max_position_embeddings=context)
+    config = pretrained_config(job) if job.model.pretrained else new_config(job, ByteTokenizer.vocab_size)
     on_gpu, residual = placement.accelerator == "cuda", job.trainer.residual
     fused_norm = on_gpu and (residual == "fp32" or placement.compile)
-    return Workload(config, context, job.data.batch_size, placement.precision_name, residual, fused_norm)
+    precision = placement.precision_name
+    return Workload(config, context, job.data.batch_size, precision, residual, fused_norm, placement.compile)
+
+
+def show_workload(console: Console, workload: Workload) -> None:
+    total, layer = count_parameters(workload)
+    flops = count_flops(workload)
+    layers = workload.model.num_hidden_layers
+    console.print(
+        f"{total / 1e6:,.1f} M parameters: {layers} layers of {layer / 1e6:.2f} M, embedding and head "
+        f"{(total - layers * layer) / 1e6:.1f} M",
+        highlight=False,
+    )
+    parts = {
+        "attention": flops.attention,
+        "its projections": flops.attention_inputs + flops.attention_output,
+        "MLP": flops.mlp,
+        "head": flops.head,
+    }
+    table = Table("GFLOP a token", "forward", "with backward", "share", box=box.SIMPLE_HEAD)
+    for name, part in {**parts, "all": flops.forward}.items():
+        table.add_row(name, f"{part / 1e9:.4g}", f"{3 * part / 1e9:.4g}", f"{part / flops.forward:.0%}")
+    console.print(table)
+    estimate = predict_memory(workload, MemoryPlan())
+    fixed = ", ".join(f"{part} {getattr(estimate, part) / GIB:.3g}" for part in ("weights", "gradients", "optimizer"))
+    console.print(f"GiB whatever the plan: {fixed}", highlight=False)
+
+
+def show_traffic(console: Console, job: JobConfig, workload: Workload) -> int:
+    """What a rank receives in a step, level by level; gives the bytes of all layers."""
+    model, ranks, form = workload.model, job.strategy.sequence_parallel_size, job.strategy.sequence_parallel
+    table = Table("MiB a layer, rank in the middle", "forward", "backward", "messages", box=box.SIMPLE_HEAD)
+    total = held = 0
+    for layer in range(model.num_hidden_layers):
+        block = build_block(model.block_spec(layer))
+        if not isinstance(block, Dilated):
+            console.print(f"{model.block_spec(layer)['name']} is not spread over ranks", highlight=False)
+            return 0
+        traffic = _traffic(block.pattern, workload, form, ranks)
+        total += sum(level.forward.received + level.backward.received for level in traffic)
+        held = max(held, *(level.forward.received for level in traffic), 0)
+        for level in traffic if layer < len(model.attention) else ():
+            name = "all"
+            if level.level is not None:
+                segment, rate = block.pattern.levels[level.level]
+                name = f"w/r {segment}/{rate}"
+            sizes = [f"{part.received / 2**20:.4g}" for part in (level.forward, level.backward)]
+            table.add_row(name, *sizes, str(level.forward.messages + level.backward.messages))
+    console.print(table)
+    console.print(
+        f"{form}: {total / 2**20:,.0f} MiB a step to a rank, over {ranks} ranks; at most {held / 2**20:,.0f} MiB "
+        "of keys and values of others at a time",
+        highlight=False,
+    )
+    return total
+
+
+def _traffic(pattern: DilationPattern, workload: Workload, form: str, ranks: int) -> list[LevelTraffic]:
+    model = workload.model
+    heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
+    layout = Layout(pattern, ranks // 2, ranks, workload.context_length, heads, kv_heads)
+    return attention_traffic(form, layout, model.head_dim, workload.batch_size, workload.compute_bytes)
+
+
+def show_plans(
+    workload: Workload, plans: Sequence[MemoryPlan], chosen: MemoryPlan | None, rates: Rates, received: int, room: int,
+    measured: bool, placement: Placement, device: torch.device,
+) -> Table:  # fmt: skip
+    table = Table(box=box.SIMPLE_HEAD, title=f"time on {rates.name}", title_justify="left", title_style="dim")
+    parts = ("device", "kept", "working", "loss", "host")
+    table.add_column("kind, GiB:")
+    heads = ("tile", *parts, "again", "step s", "tokens/s", *(["peak", "measured/s"] if measured else []))
+    for column in heads:
+        table.add_column(column, justify="right")
+    for plan in plans:
+        estimate = predict_memory(workload, plan)
+        seconds = predict_time(workload, plan, rates, received).total
+        row = [plan.kind, f"{plan.tile or ''}", *(f"{getattr(estimate, part) / GIB:.3g}" for part in parts)]
+        row.append(f"{recomputed_flops(workload, plan) / count_flops(workload).training:.0%}")
+        row += [f"{seconds:.3g}", f"{workload.tokens / seconds:,.0f}"]
+        if measured:
+            row += measure(workload, plan, placement, device) if estimate.device <= room else ["", ""]
+        table.add_row(*row, style="bold" if plan == chosen else None)
+    return table
+
+
+def show_answer(
+    console: Console, workload: Workload, chosen: MemoryPlan | None, room: int, host: int, ranks: int
+) -> None:
+    if chosen:
+        console.print(f"memory=auto takes {chosen}", highlight=False)
+        return
+    console.print(f"nothing fits into {room / GIB:.3g} GiB; what would help:", highlight=False)
+    context = longest_context(workload, room, host) * ranks
+    nearest = f"data.context_length={context} fits" if context else "no context fits: take a smaller model"
+    console.print(f"  {nearest}", highlight=False)
+    last = MemoryPlan("offload", tile=16384)
+    for saving in suggest_savings(workload, last):
+        console.print(f"  {saving.change}: {saving.bytes / GIB:.3g} GiB less", highlight=False)
+
+
+def show_patterns(console: Console, workload: Workload) -> None:
+    choices = pattern_choices(workload)
+    best = recommend(choices)
+    heads = ("base", "ratio", "levels", "keys a query", "coarsest rate", "coverage", "share of FLOPs")
+    table = Table(*heads, box=box.SIMPLE_HEAD)
+    for each in choices:
+        cells = (each.base, each.ratio, each.levels, f"{each.keys:,}", each.coarsest, f"{each.coverage:.0%}")
+        table.add_row(*map(str, cells), f"{each.share:.0%}", style="bold" if each == best else None)
+    console.print(table)
+    if best:
+        console.print(f"take attention.dilated.base={best.base} attention.dilated.ratio={best.ratio}", highlight=False)
 
 
 def measure(workload: Workload, plan: MemoryPlan, placement: Placement, device: torch.device) -> list[str]:

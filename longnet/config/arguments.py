@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 
@@ -79,4 +79,4 @@ def _read(text: str) -> Any:
 
 
 def _is_text(hint: Any) -> bool:
-    return hint is str or str in get_args(hint)
+    return hint is str or (get_origin(hint) is not list and str in get_args(hint))

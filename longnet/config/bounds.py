@@ -107,6 +107,11 @@ BOUNDS = {
     "callbacks.save_every": COUNT,
     "callbacks.keep_last": COUNT,
     "callbacks.sample_tokens": NOT_NEGATIVE,
+    "evaluation.every": NOT_NEGATIVE,
+    "evaluation.max_tokens": COUNT,
+    "evaluation.documents": NOT_NEGATIVE,
+    "evaluation.samples": COUNT,
+    "evaluation.batch_tokens": COUNT,
 }
 
 

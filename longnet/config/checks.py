@@ -11,6 +11,7 @@ from typing import Any
 from .attention import collect_specs
 from .bounds import check_bounds
 from .data import check_data
+from .evaluation import check_evaluation
 from .finetune import check_finetune
 from .machine import Machine
 from .naming import LONGEST_NAME, as_run_name, is_run_name
@@ -42,6 +43,7 @@ def check(job: JobConfig, problems: Problems, machine: Machine) -> None:
     check_sequence_parallel(job, problems)
     _check_run(job, problems)
     _check_loggers(job, problems)
+    _check_evaluation(job, problems)
 
 
 def _check_heads(job: JobConfig, problems: Problems) -> None:
@@ -279,3 +281,21 @@ def _nearest_divisor(number: int, near: int) -> int:
     near = min(near, number)
     candidates = (n for distance in range(SEARCHED) for n in (near - distance, near + distance))
     return next((n for n in candidates if 0 < n <= number and number % n == 0), 1)
+
+
+def _check_evaluation(job: JobConfig, problems: Problems) -> None:
+    check_evaluation(job.evaluation, problems, "evaluation.")
+    if not job.evaluation.every or problems.about("evaluation.every"):
+        return
+    if job.strategy.name.startswith("sequence_parallel"):
+        problems.add(
+            "evaluation.every",
+            f"evaluation.every={job.evaluation.every}: strategy={job.strategy.name} spreads a sequence over processes "
+            "while training; expected 0, and scripts/evaluate.py afterwards",
+        )
+    if job.model.keep_code:
+        problems.add(
+            "evaluation.every",
+            f"evaluation.every={job.evaluation.every}: model.keep_code=true has no bounded cache to read with; "
+            "expected 0, or model.keep_code=false",
+        )

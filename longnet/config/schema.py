@@ -94,7 +94,7 @@ class DataConfig:
 
     source: Literal[
         "stdlib", "text", "jsonl", "parquet", "arrow", "hf", "prepared", "mixture",
-        "passkey", "recall", "copy", "multi_hop",
+        "passkey", "needle", "multi_key", "recall", "copy", "multi_hop", "variable_tracking",
     ] = "stdlib"  # fmt: skip
     path: str | None = None
     include: list[str] | None = None
@@ -226,6 +226,29 @@ class CallbacksConfig:
 
 
 @dataclass
+class MeasurementConfig:
+    """What is measured of a model beside its validation loss, in training and by `scripts/evaluate.py`."""
+
+    contexts: list[int] | None = None
+    max_tokens: int = 65536
+    beyond: Literal["read", "slide"] = "read"
+    documents: int = 16
+    tasks: list[str] = field(default_factory=list)
+    lengths: list[int] | None = None
+    depths: list[float] = field(default_factory=lambda: [0.0, 0.25, 0.5, 0.75, 1.0])
+    samples: int = 20
+    placements: bool = False
+    batch_tokens: int = 65536
+
+
+@dataclass
+class EvaluationConfig(MeasurementConfig):
+    """What is measured while training, and how often."""
+
+    every: int = 0
+
+
+@dataclass
 class JobConfig:
     """A whole job: what `train` takes."""
 
@@ -242,3 +265,4 @@ class JobConfig:
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     callbacks: CallbacksConfig = field(default_factory=CallbacksConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

@@ -1,8 +1,9 @@
 """Tasks that need a long memory and no files: a sample is a function of (seed, index) alone.
 
 A sample is a prompt that fills the length it is given and an answer that is only found far back in it. `passkey` hides
-a number in filler, `recall` asks for one of many pairs, `copy` repeats a text, and `multi_hop` follows a chain of
-assignments scattered through filler.
+a number in filler, `needle` the number of a name, `multi_key` those of several names, `recall` asks for one of many
+pairs, `copy` repeats a text, `multi_hop` follows a chain of assignments scattered through filler, and
+`variable_tracking` asks for all names of such a chain.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from longnet.data.tokenizer import Tokenizer
 FILLER = ("The grass is green. ", "The sky is blue. ", "The sun is yellow. ", "Here we go. ", "There and back again. ")
 # Hops of a chain, assignments beside the one that is asked for.
 HOPS = 4
+# Names with a number each, one of which is asked for.
+KEYS = 8
 CONSONANTS, VOWELS = "bcdfghjklmnprstvwz", "aeiou"
 
 
@@ -31,12 +34,14 @@ class Sample:
         answer_start: Where the answer begins; it ends with `ids`.
         answer: The answer as text.
         depth: Where in the prompt the needle lies, from 0 (the beginning) to 1.
+        needle_start: The position of its first token in `ids`; 0 where a task has none.
     """
 
     ids: npt.NDArray[Any]
     answer_start: int
     answer: str
     depth: float
+    needle_start: int = 0
 
     @property
     def prompt(self) -> npt.NDArray[Any]:
@@ -47,9 +52,10 @@ class Sample:
 class _Writer:
     """Joins texts that are encoded one by one, so that every length is known exactly."""
 
-    def __init__(self, tokenizer: Tokenizer, words: np.random.Philox, length: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, words: np.random.Philox, length: int, at: int | None = None) -> None:
         self.encode = tokenizer.encode
         self.length = length
+        self.at = at
         self._words = words
 
     def below(self, limit: int) -> int:
@@ -67,27 +73,45 @@ class _Writer:
         if self.length < least:
             raise ValueError(f"length={self.length} is too short for the task; expected at least {least} tokens")
 
-    def scatter(self, head: str, needles: list[str], question: str, answer: str, depth: float | None) -> Sample:
-        """Filler with needles in it, in order: at random places, or the first one at a given depth."""
+    def scatter(
+        self, head: str, needles: list[str], question: str, answer: str, depth: float | None, asked: int = 0
+    ) -> Sample:
+        """Filler with needles in it, in order: at random places, or the one that is asked for at a given depth."""
         fixed = [self.encode(text) for text in (head, *needles, question, answer)]
         self.check_room(sum(map(len, fixed)))
         room = self.length - sum(map(len, fixed))
         filler = [self.encode(sentence) for sentence in FILLER]
         sentences: list[npt.NDArray[Any]] = []
-        while (sentence := filler[len(sentences) % len(filler)]).size <= room:
-            sentences.append(sentence)
-            room -= sentence.size
+        if self.at is not None:
+            # Token by token, so that a needle can begin at any of them.
+            sentences = np.split(np.resize(np.concatenate(filler), room), range(1, room)) if room else []
+        else:
+            while (sentence := filler[len(sentences) % len(filler)]).size <= room:
+                sentences.append(sentence)
+                room -= sentence.size
         places = sorted(self.below(len(sentences) + 1) for _ in needles)
-        if depth is not None:
-            first = round(depth * len(sentences))
-            places = [first, *(max(place, first) for place in places[1:])]
+        if depth is not None or self.at is not None:
+            here = round((depth or 0) * len(sentences)) if self.at is None else self._place(fixed, asked, room)
+            before, after = places[:asked], places[asked + 1 :]
+            places = [*(min(place, here) for place in before), here, *(max(place, here) for place in after)]
         parts = [fixed[0]]
-        done = 0
-        for needle, place in zip(fixed[1:-2], places, strict=True):
-            parts += [*sentences[done:place], needle]
+        done = start = 0
+        for number, (needle, place) in enumerate(zip(fixed[1:-2], places, strict=True)):
+            parts += sentences[done:place]
+            start = sum(map(len, parts)) if number == asked else start
+            parts.append(needle)
             done = place
         parts += [*sentences[done:], fixed[-2], fixed[-1]]
-        return _sample(parts, answer, places[0] / max(len(sentences), 1))
+        return _sample(parts, answer, places[asked] / max(len(sentences), 1), start)
+
+    def _place(self, fixed: list[npt.NDArray[Any]], asked: int, room: int) -> int:
+        """How many tokens of filler make the needle begin at position `at`."""
+        assert self.at is not None
+        first = sum(map(len, fixed[: asked + 1]))
+        if not first <= self.at <= first + room:
+            nearest = min(max(self.at, first), first + room)
+            raise ValueError(f"at={self.at}: expected {first} to {first + room}; the nearest is {nearest}")
+        return self.at - first
 
 
 def passkey(writer: _Writer, depth: float | None = None) -> Sample:
@@ -121,7 +145,7 @@ def recall(writer: _Writer, depth: float | None = None) -> Sample:
     chosen = writer.below(len(pairs)) if depth is None else min(int(depth * len(pairs)), len(pairs) - 1)
     _, *asked, value = list(pairs.values())[chosen]
     parts = [head, *(pair for pair, *_ in pairs.values()), question, *asked]
-    return _sample(parts, f" {value}", chosen / len(pairs))
+    return _sample(parts, f" {value}", chosen / len(pairs), sum(map(len, parts[: chosen + 1])))
 
 
 def copy(writer: _Writer, depth: float | None = None) -> Sample:
@@ -142,7 +166,52 @@ def copy(writer: _Writer, depth: float | None = None) -> Sample:
     return _sample([head, *body, middle, np.concatenate(body)], "".join(words), 0.0)
 
 
+def needle(writer: _Writer, depth: float | None = None) -> Sample:
+    return _keyed(writer, 1, depth)
+
+
+def multi_key(writer: _Writer, depth: float | None = None) -> Sample:
+    return _keyed(writer, KEYS, depth)
+
+
+def _keyed(writer: _Writer, count: int, depth: float | None) -> Sample:
+    names = list(dict.fromkeys(writer.word() for _ in range(2 * count)))[:count]
+    numbers = [writer.number() for _ in names]
+    asked = writer.below(len(names))
+    return writer.scatter(
+        "Names have numbers here. Remember them.\n",
+        [f"The number of {name} is {number}. " for name, number in zip(names, numbers, strict=True)],
+        f"\nWhat is the number of {names[asked]}? The number of {names[asked]} is",
+        f" {numbers[asked]}",
+        depth,
+        asked,
+    )
+
+
 def multi_hop(writer: _Writer, depth: float | None = None) -> Sample:
+    chain, value, needles = _chains(writer)
+    return writer.scatter(
+        "Names are given to numbers, and to names.\n",
+        needles,
+        f"\nWhich number is {chain[-1]}? It is",
+        f" {value}",
+        depth,
+    )
+
+
+def variable_tracking(writer: _Writer, depth: float | None = None) -> Sample:
+    chain, value, needles = _chains(writer)
+    return writer.scatter(
+        "Names are given to numbers, and to names.\n",
+        needles,
+        f"\nWhich names are {value}, in their order? They are",
+        "".join(f" {name}" for name in chain),
+        depth,
+    )
+
+
+def _chains(writer: _Writer) -> tuple[list[str], str, list[str]]:
+    """A chain of names, its number, and the sentences that tell it, mixed with those of another chain."""
     names = list(dict.fromkeys(writer.word() for _ in range(2 * HOPS + 4)))
     chain, other = names[:HOPS], names[HOPS : 2 * HOPS]
     values = writer.number(), writer.number()
@@ -151,25 +220,31 @@ def multi_hop(writer: _Writer, depth: float | None = None) -> Sample:
     for hop in range(HOPS):
         for words, value in ((chain, values[0]), (other, values[1])):
             needles.append(f"Let {words[hop]} be {value if hop == 0 else words[hop - 1]}. ")
-    return writer.scatter(
-        "Names are given to numbers, and to names.\n",
-        needles,
-        f"\nWhich number is {chain[-1]}? It is",
-        f" {values[0]}",
-        depth,
-    )
+    return chain, values[0], needles
 
 
 TASKS: dict[str, Callable[[_Writer, float | None], Sample]] = {
     "passkey": passkey,
+    "needle": needle,
+    "multi_key": multi_key,
     "recall": recall,
     "copy": copy,
     "multi_hop": multi_hop,
+    "variable_tracking": variable_tracking,
 }
+# Whose needle can begin at any token.
+PLACEABLE = ("passkey", "needle", "multi_key", "multi_hop", "variable_tracking")
 
 
 def build_sample(
-    task: str, tokenizer: Tokenizer, length: int, *, seed: int, index: int, depth: float | None = None
+    task: str,
+    tokenizer: Tokenizer,
+    length: int,
+    *,
+    seed: int,
+    index: int,
+    depth: float | None = None,
+    at: int | None = None,
 ) -> Sample:
     """Make one sample of a task.
 
@@ -180,16 +255,20 @@ def build_sample(
         seed: With `index` it chooses everything else.
         index: The number of the sample.
         depth: Where the needle lies, from 0 to 1; drawn when None. `copy` has none.
+        at: The token of `ids` at which the needle begins, in place of `depth`, for the tasks of `PLACEABLE`. The sample
+            then has exactly `length` tokens.
 
     Raises:
-        ValueError: If there is no such task, or the length cannot hold it.
+        ValueError: If there is no such task, or the length cannot hold it, or the needle cannot lie there.
     """
     if task not in TASKS:
         raise ValueError(f"task={task!r} is not one of {', '.join(TASKS)}")
+    if at is not None and task not in PLACEABLE:
+        raise ValueError(f"at={at}: the needle of task={task!r} cannot be placed; expected one of {PLACEABLE}")
     words = np.random.SeedSequence(seed, spawn_key=(index, *task.encode()))
-    return TASKS[task](_Writer(tokenizer, np.random.Philox(words), length), depth)
+    return TASKS[task](_Writer(tokenizer, np.random.Philox(words), length, at), depth)
 
 
-def _sample(parts: list[npt.NDArray[Any]], answer: str, depth: float) -> Sample:
+def _sample(parts: list[npt.NDArray[Any]], answer: str, depth: float, needle_start: int = 0) -> Sample:
     ids = np.concatenate(parts)
-    return Sample(ids, len(ids) - len(parts[-1]), answer, depth)
+    return Sample(ids, len(ids) - len(parts[-1]), answer, depth, needle_start)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
 from typing import Any, cast
 
 import torch
@@ -116,6 +118,14 @@ class LongNetCache(Cache):
         for state in self.states:
             if state.store is not None:
                 state.store = state.store.index_select(1, beam_idx.to(state.store.device))
+
+    def branch(self, rows: Sequence[int]) -> LongNetCache:
+        """A copy of these sequences, which can be read on from without changing the original."""
+        branch = copy(self)
+        branch.states = [copy(state) for state in self.states]
+        branch.layers = cast(Any, branch.states)
+        branch.reorder_cache(torch.tensor(rows))
+        return branch
 
     def batch_select_indices(self, indices: Tensor) -> None:
         self.reorder_cache(indices)

@@ -42,6 +42,31 @@ def choose_plan(workload: Workload, plans: Sequence[MemoryPlan], device_bytes: i
     return next(fitting, None)
 
 
+def longest_context(workload: Workload, device_bytes: int, host_bytes: int = 0, step: int = 1024) -> int:
+    """The longest context, in multiples of ``step``, at which some plan fits; 0 where none does.
+
+    Args:
+        workload: what is trained; its own context does not matter, its pattern is kept.
+        device_bytes: memory of the device.
+        host_bytes: host memory there is for activations.
+        step: what contexts are multiples of.
+    """
+
+    def fits(multiple: int) -> bool:
+        shorter = replace(workload, context_length=multiple * step)
+        return choose_plan(shorter, candidate_plans(shorter, host_bytes), device_bytes) is not None
+
+    # More than fits, then the border between what does and what does not.
+    high = 1
+    while fits(high):
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low * step
+
+
 @dataclass(frozen=True)
 class Saving:
     """A change to the config, and the bytes of device memory by which the predicted peak falls."""

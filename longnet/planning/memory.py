@@ -83,7 +83,7 @@ def predict_memory(workload: Workload, plan: MemoryPlan, kernels: bool = True) -
         for number in range(workload.model.num_hidden_layers)
     ]
     kept = [tokens * part.kept(each) + _kept_casts(workload, each, layer) for each in plans]
-    working = [_working(workload, part, each, layer) + workspace for each in plans]
+    working = [_working(workload, part, each, layer, workspace) for each in plans]
     # The newest of the offloaded inputs has not left yet when the loss is computed.
     peaks = [sum(kept) + loss + (tokens * part.hidden if plans[-1].kind == "offload" else 0), gradients]
     # Going back through the layers frees what they kept and adds their gradients.
@@ -106,15 +106,23 @@ def predict_memory(workload: Workload, plan: MemoryPlan, kernels: bool = True) -
     )
 
 
-def _working(workload: Workload, part: _Layer, plan: MemoryPlan, layer: int) -> int:
+def bytes_made(workload: Workload) -> int:
+    """What a layer makes of a token, forward."""
+    return _Layer(workload).everything
+
+
+def _working(workload: Workload, part: _Layer, plan: MemoryPlan, layer: int, workspace: int) -> int:
     """What going back through one layer takes beside what it kept; ``layer`` is its number of parameters."""
     casts = layer * workload.compute_bytes if workload.precision != "fp32" else 0
     if plan.tile is None and plan.kind != "offload":
         again = part.everything - part.kept(plan)
-        return workload.tokens * (again + part.backward) + (0 if plan.kind == "none" else casts)
+        # When attention's kernels run, the MLP's activations are gone.
+        mlp = workload.tokens * (again + part.backward)
+        attention = workload.tokens * (again - part.after + part.attention_backward) + workspace
+        return max(mlp, attention) + (0 if plan.kind == "none" else casts)
     share = min(1.0, (plan.tile or workload.context_length) / workload.context_length)
     # Beside the activations, the sums of the weights' gradients.
-    return workload.tokens * part.tiled_backward(plan, share) + 4 * layer + casts
+    return workload.tokens * part.tiled_backward(plan, share) + 4 * layer + casts + workspace
 
 
 def _kept_casts(workload: Workload, plan: MemoryPlan, layer: int) -> int:
@@ -146,8 +154,12 @@ class _Layer:
         if model.dropout > 0:
             after += 2 * hidden
         self.everything = before + self.queries_keys_values + self.attended + after
-        # The gradients of the layer's output and, at the widest point, of the MLP's inner results.
-        self.backward = self.hidden + maps * size * inner
+        self.after = after
+        # The gradients of the layer's output and, at the widest point, of the MLP's inner results. Compiled, the
+        # activation's gradient takes the place of one of them.
+        self.backward = self.hidden + (maps - workload.compiled) * size * inner
+        # Those of the layer's output, of the attention's, and of queries, keys and values.
+        self.attention_backward = self.hidden + self.attended + self.queries_keys_values
         # What a tile's output and gradients add to what its graph keeps.
         self.tile = after + self.backward
 

@@ -20,6 +20,7 @@ class Workload:
         residual: number format of the residual stream.
         fused_norm: whether the norms are one kernel; the others keep their intermediate results for backward. Torch's
             RMSNorm is one on a GPU where its input and its weight have one number format.
+        compiled: whether torch.compile makes the layers.
     """
 
     model: Any
@@ -28,6 +29,7 @@ class Workload:
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
     residual: Literal["fp32", "bf16"] = "fp32"
     fused_norm: bool = True
+    compiled: bool = False
 
     @property
     def tokens(self) -> int:

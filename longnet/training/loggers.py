@@ -115,10 +115,11 @@ def _wandb(config: LoggerConfig, run: RunDirectory) -> WandbLogger:
 
 
 def _run_id(path: Path) -> str:
-    # Kept in the run's directory, so that a resumed run draws on in the same chart.
+    # Kept in the run's directory, so that a resumed run draws on in the same chart. A sweep's agent gives its own.
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(secrets.token_hex(4))
+        given = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None
+        path.write_text(given or secrets.token_hex(4))
     return path.read_text().strip()
 
 

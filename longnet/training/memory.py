@@ -79,6 +79,7 @@ class MemoryKeeper(Callback):
             self._placement.precision_name,
             trainer.residual,
             fused_norm=on_gpu and (trainer.residual == "fp32" or self._placement.compile),
+            compiled=self._placement.compile,
         )
 
     def _use(self, module: LongNetModule, plan: MemoryPlan) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -47,6 +48,14 @@ def load_pretrained(job: JobConfig, tokenizer: Tokenizer) -> PreTrainedModel:
             f"{tokenizer.vocab_size} ids, the model {vocab_size}; expected data.tokenizer={job.model.pretrained}"
         )
     return model.train()
+
+
+def new_config(job: JobConfig, vocab_size: int, **options: Any) -> LongNetConfig:
+    """The config of a model that begins from nothing; ``vocab_size`` is the tokenizer's, where the job sets none."""
+    shape = {name: value for name, value in asdict(job.model).items() if name not in FROM_CHECKPOINT}
+    shape["vocab_size"] = job.model.vocab_size or vocab_size
+    context = job.data.context_length
+    return LongNetConfig(**shape, attention=resolve_attention(job), max_position_embeddings=context, **options)
 
 
 def pretrained_config(job: JobConfig) -> LongNetConfig:

@@ -14,19 +14,19 @@ from lightning.pytorch.profilers import SimpleProfiler
 from rich.console import Console
 
 from longnet.checkpoint import Contents
-from longnet.config import resolve_attention
 from longnet.config.errors import JobError
 from longnet.config.machine import is_first_process
 from longnet.config.schema import DataConfig, JobConfig
 from longnet.data import Corpus, build_corpus
 from longnet.data.pretrained import ensure_checkpoint
 from longnet.evaluation.baselines import Baselines, measure_baselines
-from longnet.model import LongNetConfig, LongNetForCausalLM
+from longnet.model import LongNetForCausalLM
 
 from . import activation_checkpointing
 from .checkpoints import Checkpoints, DirectoryCheckpointIO, checkpoint_step
 from .datamodule import TextDataModule
 from .environment import describe_environment
+from .evaluation import Evaluations
 from .finetune import choose_trained, merge_adapters
 from .guard import Guard, LossSpikeError
 from .header import describe_session
@@ -36,7 +36,7 @@ from .memory import MemoryKeeper
 from .metrics import read_metrics
 from .module import LongNetModule
 from .placement import Placement, place
-from .pretrained import FROM_CHECKPOINT, load_pretrained
+from .pretrained import load_pretrained, new_config
 from .progress import build_progress, show_header
 from .quiet import quiet_libraries
 from .recorder import Recorder
@@ -143,20 +143,14 @@ def build_module(job: JobConfig, corpus: Corpus, placement: Placement) -> LongNe
 
 
 def _new_model(job: JobConfig, corpus: Corpus) -> LongNetForCausalLM:
-    shape = {name: value for name, value in asdict(job.model).items() if name not in FROM_CHECKPOINT}
-    shape["vocab_size"] = job.model.vocab_size or corpus.vocab_size
-    if shape["vocab_size"] < corpus.vocab_size:
+    config = new_config(
+        job, corpus.vocab_size, pad_token_id=corpus.tokenizer.pad_id, eos_token_id=corpus.tokenizer.eos_id
+    )
+    if config.vocab_size < corpus.vocab_size:
         raise ValueError(
-            f"model.vocab_size={shape['vocab_size']}: expected at least {corpus.vocab_size}, the ids of the tokenizer "
+            f"model.vocab_size={config.vocab_size}: expected at least {corpus.vocab_size}, the ids of the tokenizer "
             f"{corpus.tokenizer.name}; null takes the tokenizer's own"
         )
-    config = LongNetConfig(
-        **shape,
-        attention=resolve_attention(job),
-        max_position_embeddings=job.data.context_length,
-        pad_token_id=corpus.tokenizer.pad_id,
-        eos_token_id=corpus.tokenizer.eos_id,
-    )
     return LongNetForCausalLM(config)
 
 
@@ -207,6 +201,7 @@ def fit(session: Session) -> None:
             session.data,
             listeners=[progress.on_row] if progress else [],
         ),
+        *([Evaluations(job.evaluation, session.data.corpus, run, clock, console)] if job.evaluation.every else []),
         checkpoints,
         Interrupts(checkpoints, console),
     ]

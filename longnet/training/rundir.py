@@ -28,6 +28,7 @@ _FREE = (
     "run",
     "logger",
     "callbacks",
+    "evaluation",
     "strategy",
     "trainer",
     "data.path",
@@ -51,6 +52,7 @@ class RunDirectory:
         self.adapter = self.path / "adapter"
         self.plot = self.path / "loss.png"
         self.sample = self.path / "sample.txt"
+        self.evaluation = self.path / "evaluation"
         self._lock: IO[str] | None = None
         self._created = False
 
