@@ -25,6 +25,11 @@ setup: $(READY)  ## make .venv with everything in it
 train: $(READY)  ## train the default job: a small LongNet on the Python standard library
 	$(BIN)/python train.py
 
+.PHONY: finetune
+finetune: $(READY)  ## fine-tune SmolLM2-135M for a few steps on a CPU, and let it write
+	$(BIN)/python train.py experiment=finetune_smollm2_cpu
+	$(BIN)/python scripts/generate.py run=runs/finetune_smollm2_cpu-dilated prompt="def read(path):" max_new_tokens=40
+
 .PHONY: test
 test: $(READY)  ## run every test that this machine can run
 	$(BIN)/python -m pytest -n auto --dist worksteal

@@ -8,7 +8,7 @@ Commands:
     python train.py -m attention=dense,dilated              a sweep; its runs are compared at the end
     python train.py debug=default                           a few steps, to find a fault
     python train.py --cfg job                               shows every key of the job; --resolve its values
-    torchrun --nproc-per-node 2 train.py strategy=ddp       several processes
+    torchrun --nproc-per-node 2 train.py strategy=ddp       several processes; sequence_parallel: one sequence over them
 
 A run lies in <run.root>/<run.name>: its config, metrics.csv, checkpoints, plots. Hydra's own flags: --hydra-help.
 """

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -29,6 +30,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from longnet.attention import BACKENDS, DilationPattern, dilated_attention
 from longnet.attention.dilated import explain_backend
+from longnet.parallel import RingDilatedAttention
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -95,6 +97,8 @@ def start_timing(work: Callable[[], object], device: torch.device) -> Callable[[
 
 def peak_mib(work: Callable[[], object], device: torch.device) -> float:
     """The memory that one run takes above what is there before it."""
+    # What an earlier contender left behind must not be freed in between.
+    gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
@@ -154,7 +158,8 @@ def run(options: argparse.Namespace, console: Console) -> list[Measurement]:
     first_segment = pattern.segment_lengths[0]
     console.print(f"{patterns['all']}; H={options.heads}, Hkv={kv_heads}, D={options.head_dim}, {dtype}, {device}")
     results: list[Measurement] = []
-    too_slow: set[str] = set()
+    left_out: set[str] = set(options.without)
+    shape = options.heads, options.head_dim
     # No thread of the progress bar's own: on a few cores it would be timed along.
     with Progress(console=console, transient=True, auto_refresh=False) as progress:
         task = progress.add_task("measuring", total=len(options.lengths))
@@ -169,7 +174,7 @@ def run(options: argparse.Namespace, console: Console) -> list[Measurement]:
             if seq_len == min(options.lengths):
                 console.print(explain_backend(qkv[0], qkv[1]))
             contenders: dict[str, tuple[Attend, int]] = {
-                "dense": (dense, DilationPattern.dense().flops(seq_len, options.heads, options.head_dim))
+                "dense": (dense, DilationPattern.dense().flops(seq_len, *shape))
             }
             if seq_len >= first_segment:
                 whole = DilationPattern((first_segment,), (1,)).flops(
@@ -178,11 +183,13 @@ def run(options: argparse.Namespace, console: Console) -> list[Measurement]:
                 contenders["segments"] = (segments(first_segment), whole)
             for backend, declared in BACKENDS.items():
                 if declared.unsupported(qkv[0], qkv[1]) is None:
-                    flops = patterns["all"].flops(seq_len, options.heads, options.head_dim)
+                    flops = patterns["all"].flops(seq_len, *shape)
                     contenders[f"dilated {backend}"] = (dilated(patterns["all"], backend), flops)
-            flops = patterns["grouped"].flops(seq_len, options.heads, options.head_dim)
+            flops = patterns["grouped"].flops(seq_len, *shape)
             contenders["grouped"] = (dilated(patterns["grouped"], "auto"), flops)
-            contenders = {name: entry for name, entry in contenders.items() if name not in too_slow}
+            ring = RingDilatedAttention(pattern.segment_lengths, pattern.dilation_rates, ring_size=1)
+            contenders["ring of one"] = (partial(ring, is_causal=True), patterns["all"].flops(seq_len, *shape))
+            contenders = {name: entry for name, entry in contenders.items() if name not in left_out}
             found = measure(contenders, qkv, grad, options.repeats)
             reference = next((row for row in found if row.contender == "dense"), None)
             limit = next((row for row in found if row.contender == "segments"), None)
@@ -195,7 +202,7 @@ def run(options: argparse.Namespace, console: Console) -> list[Measurement]:
                     row.promised = reference.flops / row.flops
                     row.speedup = reference.forward_backward_ms / row.forward_backward_ms
                 if row.forward_backward_ms > options.budget * 1e3:
-                    too_slow.add(row.contender)
+                    left_out.add(row.contender)
             results += found
             progress.advance(task)
     return results
@@ -231,20 +238,20 @@ def save(results: list[Measurement], folder: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    for axis, field, label in zip(
-        axes,
-        ("forward_backward_ms", "peak_mib"),
-        ("forward + backward, ms", "peak memory above inputs, MiB"),
-        strict=True,
-    ):
-        for name in dict.fromkeys(row.contender for row in results):
+    lengths = sorted({row.seq_len for row in results})
+    titles = ("forward + backward, ms", "peak memory above inputs, MiB")
+    for axis, field, title in zip(axes, ("forward_backward_ms", "peak_mib"), titles, strict=True):
+        # The segments only set the limit, and a ring of one is the operator itself.
+        for name in dict.fromkeys(row.contender for row in results if row.contender not in ("segments", "ring of one")):
             rows = [row for row in results if row.contender == name]
             axis.plot([row.seq_len for row in rows], [getattr(row, field) for row in rows], marker="o", label=name)
-        axis.set(xscale="log", yscale="log", xlabel="sequence length N", title=label)
-        lengths = sorted({row.seq_len for row in results})
-        axis.set_xticks(lengths, [f"{n // 1024}K" if n % 1024 == 0 else str(n) for n in lengths])
+        axis.set(xscale="log", yscale="log", xlabel="sequence length N", title=title)
+        axis.set_xticks(lengths, [f"{n // 2**20}M" if n % 2**20 == 0 else f"{n / 1024:g}K" for n in lengths])
         axis.minorticks_off()
         axis.grid(alpha=0.3)
+    limited = [row for row in results if row.contender == "dilated sdpa" and row.limits == row.limits]
+    limits = [row.forward_backward_ms / row.limits for row in limited]
+    axes[0].plot([row.seq_len for row in limited], limits, "k--", label="limit of dilated", zorder=3)
     axes[0].legend()
     figure.savefig(folder / "attention.png", dpi=130)
 
@@ -267,6 +274,7 @@ def main() -> None:
     parser.add_argument(
         "--budget", type=float, default=60.0, help="a contender slower than this many s is dropped after"
     )
+    parser.add_argument("--without", nargs="*", default=[], help="contenders to leave out, such as dense")
     parser.add_argument("--output", type=Path, default=Path("runs/benchmark_attention"))
     options = parser.parse_args()
     # The table is read as a whole: a narrow terminal wraps it less badly than it would squeeze it.

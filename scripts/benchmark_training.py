@@ -8,7 +8,7 @@ A contender is NAME, NAME/CHECKPOINTING or NAME/CHECKPOINTING/TILE. ``longnet`` 
 conf/attention's dilated block, ``dense`` the same model with dense attention, ``llama`` transformers' Llama of the same
 size (SDPA, weights in bf16, fused AdamW). On a CPU all is fp32. One sequence a step: forward, loss, backward, clipping,
 optimizer. MFU counts the pairs that attention sees and no recomputation, against a large matrix product in the same
-run. Writes a table (CSV) and a plot (PNG) into --output.
+run. Writes a table (CSV) and a plot (PNG) into --output, together with what earlier commands have left there.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ OPTIMIZER_KERNELS = re.compile(r"adam|multi_tensor", re.IGNORECASE)
 
 @dataclass
 class Measurement:
+    model: str
     contender: str
     seq_len: int
     step_ms: float = float("nan")
@@ -166,7 +167,7 @@ def measure(contender: Contender, seq_len: int, repeats: int, device: torch.devi
     reset_peak_memory(device)
     times = [timed(step, device) for _ in range(repeats)]
     seconds = median(times)
-    row = Measurement("", seq_len, seconds * 1e3, seq_len / seconds, peak_gib=peak_memory_gib(device))
+    row = Measurement("", "", seq_len, seconds * 1e3, seq_len / seconds, peak_gib=peak_memory_gib(device))
     if device.type == "cuda" and seconds < 5:
         row.attention_share, row.loss_share, row.optimizer_share = shares(step)
     return row
@@ -225,8 +226,8 @@ def try_measuring(
         contender = build(options, spec, seq_len, device)
         row = measure(contender, seq_len, options.repeats, device)
     except torch.OutOfMemoryError:
-        return Measurement(spec, seq_len, note="out of memory")
-    row.contender = spec
+        return Measurement(options.model, spec, seq_len, note="out of memory")
+    row.model, row.contender = options.model, spec
     row.mfu = contender.flops_per_token * row.tokens_per_second / rate
     return row
 
@@ -262,31 +263,67 @@ def show(results: list[Measurement], console: Console) -> None:
 
 
 def save(results: list[Measurement], folder: Path) -> None:
+    """Adds the results to those of earlier runs in the folder, and draws all of them."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "training.csv").open("w", newline="") as file:
+    table = folder / "training.csv"
+    known = {(row.model, row.contender, row.seq_len): row for row in [*read(table), *results]}
+    with table.open("w", newline="") as file:
         names = [field.name for field in fields(Measurement)]
         writer = csv.writer(file)
         writer.writerow(names)
-        writer.writerows([getattr(row, name) for name in names] for row in results)
+        writer.writerows([getattr(row, name) for name in names] for row in known.values())
+    draw(list(known.values()), folder / "training.png")
 
+
+def read(table: Path) -> list[Measurement]:
+    if not table.exists():
+        return []
+    types = {"model": str, "contender": str, "seq_len": int, "note": str}
+    with table.open(newline="") as file:
+        return [
+            Measurement(**{name: types.get(name, float)(value) for name, value in row.items()})
+            for row in csv.DictReader(file)
+        ]
+
+
+def draw(results: list[Measurement], target: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    panels = (("tokens_per_second", "tokens a second"), ("peak_gib", "peak memory, GiB"))
+    models = list(dict.fromkeys(row.model for row in results))
+    names = list(dict.fromkeys(row.contender.split("/")[0] for row in results))
     lengths = sorted({row.seq_len for row in results})
-    for axis, (field, label) in zip(axes, panels, strict=True):
-        for name in dict.fromkeys(row.contender for row in results):
-            rows = [row for row in results if row.contender == name and not row.note]
-            axis.plot([row.seq_len for row in rows], [getattr(row, field) for row in rows], marker="o", label=name)
-        axis.set(xscale="log", yscale="log", xlabel="tokens in a sequence", title=label)
-        axis.set_xticks(lengths, [f"{n // 1024}K" if n % 1024 == 0 else str(n) for n in lengths])
+    for axis, field in zip(axes, ("tokens_per_second", "peak_gib"), strict=True):
+        for model, line in zip(models, ("-", "--", ":", "-."), strict=False):
+            for color, name in enumerate(names):
+                # Of several plans for a length, the fastest.
+                best: dict[int, Measurement] = {}
+                for row in sorted(results, key=lambda row: (row.seq_len, row.tokens_per_second)):
+                    if not row.note and (row.model, row.contender.split("/")[0]) == (model, name):
+                        best[row.seq_len] = row
+                values = [getattr(row, field) for row in best.values()]
+                style = {"marker": "o", "linestyle": line, "color": f"C{color}"}
+                if best:
+                    axis.plot(list(best), values, label=f"{model} {name}", **style)
+                for row, value in zip(best.values(), values, strict=True):
+                    plan = "/".join(row.contender.split("/")[1:])
+                    place = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center"}
+                    axis.annotate(plan, (row.seq_len, value), fontsize=7, color=f"C{color}", **place)
+        axis.set(xscale="log", yscale="log", xlabel="tokens in a sequence")
+        axis.set_xticks(lengths, [f"{n // 2**20}M" if n % 2**20 == 0 else f"{n // 1024}K" for n in lengths])
         axis.minorticks_off()
+        axis.margins(x=0.12, y=0.12)
         axis.grid(alpha=0.3)
-    axes[0].legend()
-    figure.savefig(folder / "training.png", dpi=130)
+    for axis, title in zip(axes, ("tokens a second", "peak memory, GiB"), strict=True):
+        axis.set_title(title)
+        low, high = axis.get_ylim()
+        ticks = [digit * 10**power for power in range(8) for digit in (1, 2, 5) if low <= digit * 10**power <= high]
+        axis.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes[0].legend(fontsize=8)
+    figure.savefig(target, dpi=130)
 
 
 def main() -> None:

@@ -56,6 +56,7 @@ from longnet.training.loss import linear_cross_entropy
 from longnet.training.memory import device_bytes, host_bytes
 from longnet.training.optim import build_optimizer
 from longnet.training.placement import Placement, place
+from longnet.training.pretrained import FROM_CHECKPOINT, pretrained_config
 from longnet.training.rates import measure_rates
 from longnet.training.throughput import synchronize
 
@@ -125,10 +126,13 @@ def choose_rates(arguments: argparse.Namespace, device: torch.device, placement:
 
 
 def build_workload(job: JobConfig, placement: Placement) -> Workload:
-    shape = asdict(job.model)
-    shape["vocab_size"] = job.model.vocab_size or ByteTokenizer.vocab_size
     context = job.data.context_length
-    config = LongNetConfig(**shape, attention=resolve_attention(job), max_position_embeddings=context)
+    if job.model.pretrained:
+        config = pretrained_config(job)
+    else:
+        shape = {name: value for name, value in asdict(job.model).items() if name not in FROM_CHECKPOINT}
+        shape["vocab_size"] = job.model.vocab_size or ByteTokenizer.vocab_size
+        config = LongNetConfig(**shape, attention=resolve_attention(job), max_position_embeddings=context)
     on_gpu, residual = placement.accelerator == "cuda", job.trainer.residual
     fused_norm = on_gpu and (residual == "fp32" or placement.compile)
     precision = placement.precision_name

@@ -28,7 +28,7 @@ from longnet.data.sources import SOURCES
 
 # What to read of a corpus that people know by name. Where it lies is --path, unless it has a name on the hub.
 CORPORA: dict[str, dict[str, Any]] = {
-    "eltec-eng": {"source": "text", "include": ("*.txt", "*.xml"), "validation_every": 7},
+    "eltec-eng": {"source": "text", "include": ("*ENG*.txt", "*level[01]/ENG*.xml"), "validation_every": 7},
     "linux-source": {"source": "text", "include": ("*.c", "*.h", "*.S", "*.rs"), "on_bad_input": "skip"},
     "python-source": {"source": "text", "include": ("*.py",), "on_bad_input": "skip"},
     "pg19": {"source": "hf", "path": "emozilla/pg19", "validation_split": "validation"},

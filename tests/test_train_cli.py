@@ -103,7 +103,7 @@ def test_a_bad_config_ends_short_and_leaves_nothing(here: Path) -> None:
         "2 problems in the configuration:",
         "  optim.lr=-1.0: expected above 0",
         "  strategy.name=auto: 2 processes (trainer.devices=2 trainer.num_nodes=1) need a strategy; "
-        "expected strategy=ddp",
+        "expected strategy=ddp, or sequence_parallel to share each sequence",
     ]
     assert (answer.imported, answer.files) == ([], [])
 

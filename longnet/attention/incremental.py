@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from .blocks import Dilated
 from .dilated import autocast, dilated_attention
 from .flash import choose_kernel
-from .lanes import BLOCK, FEWEST_SLOTS, capacities_for, edge_tiles, lanes_for, open_segment, tables_for
+from .lanes import BLOCK, FEWEST_SLOTS, capacities_for, lanes_for, piece_of, tables_for
 from .levels import merge_
 from .masked import MaskedAttention, WindowMask
 from .pattern import DilationPattern
@@ -149,27 +149,19 @@ class LevelState(AttentionState):
         length, num_heads, head_dim = q.shape[1:]
         scale = head_dim**-0.5
         lanes = lanes_for(self.pattern, num_heads, k.shape[2], self.capacities)
-        seeing, kept = edge_tiles(self.pattern, begin, length, num_heads, k.shape[2])
+        piece = piece_of(lanes, begin, length)
         here = pattern_from(self.pattern, begin, length)
         result = dilated_attention(q, k, v, here, return_lse=True, backend=self.backend)
         # In the first level's own precision: each merge would otherwise round once more.
-        out, lse = result[0].to(result[1].dtype) if seeing else result[0], result[1]
-        for tile in seeing:
-            opened = open_segment(self.pattern, tile.level, begin)
-            assert opened is not None
-            q_rows, out_rows, lse_rows = (tile.queries(x)[:, 0] for x in (q, out, lse.unsqueeze(-1)))
-            shared = q_rows.shape[2] // (len(tile.heads) if tile.diagonal else len(tile.kv_heads))
-            for heads, view in lanes.views(tile, *opened):
-                queries = slice(heads.start * shared, heads.stop * shared)
-                part = q_rows[:, :, queries]
-                keys, values = (view.cut(x, heads) for x in store)
-                o, level_lse = choose_kernel(part, keys).forward(part, keys, values, False, scale)
-                merge_(out_rows[:, :, queries], lse_rows[:, :, queries].squeeze(-1), o, level_lse, first=False)
-        for tile in kept:
-            low = tile.run.offset
-            for heads, view in lanes.views(tile, low, low + tile.run.length):
-                for target, rows in zip(store, (k, v), strict=True):
-                    view.cut(target, heads).copy_(tile.keys(rows)[:, 0, :, heads])
+        out, lse = result[0].to(result[1].dtype) if piece.seeing else result[0], result[1]
+        for tile, heads, queries, view in piece.seeing:
+            q_rows, out_rows, lse_rows = (tile.queries(x)[:, 0, :, queries] for x in (q, out, lse.unsqueeze(-1)))
+            keys, values = (view.cut(x, heads) for x in store)
+            o, level_lse = choose_kernel(q_rows, keys).forward(q_rows, keys, values, False, scale)
+            merge_(out_rows, lse_rows.squeeze(-1), o, level_lse, first=False)
+        for tile, heads, _, view in piece.kept:
+            for target, rows in zip(store, (k, v), strict=True):
+                view.cut(target, heads).copy_(tile.keys(rows)[:, 0, :, heads])
         return out.to(q.dtype)
 
 

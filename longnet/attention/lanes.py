@@ -11,14 +11,14 @@ B batch, K KV heads, G query heads a KV head, C blocks of S slots, T = C * S slo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .pattern import DilationPattern, SegmentRun
+from .pattern import DilationPattern
 from .tiles import Tile, run_tiles
 
 # Slots are attended in blocks, so that one query's keys fill a GPU.
@@ -38,6 +38,7 @@ class Lanes:
 
     Attributes:
         of_head: the lanes of each KV head.
+        starts: where a lane begins, by (KV head, level, phase).
         num_slots: slots of a KV head; the last one holds nothing that is ever seen.
     """
 
@@ -46,6 +47,7 @@ class Lanes:
     num_kv_heads: int
     capacities: tuple[int, ...]
     of_head: tuple[tuple[Lane, ...], ...] = field(init=False, compare=False, repr=False)
+    starts: dict[tuple[int, int, int], int] = field(init=False, compare=False, repr=False)
     num_slots: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -63,34 +65,37 @@ class Lanes:
                         end += self.capacities[level]
             of_head.append(tuple(lanes.values()))
             longest = max(longest, end)
+        starts = {(head, lane.level, lane.phase): lane.start for head, lanes in enumerate(of_head) for lane in lanes}
         object.__setattr__(self, "of_head", tuple(of_head))
+        object.__setattr__(self, "starts", starts)
         object.__setattr__(self, "num_slots", -(-(longest + 1) // BLOCK) * BLOCK)
 
-    def views(self, tile: Tile, low: int, high: int) -> Iterator[tuple[slice, SlotView]]:
+    def views(self, tile: Tile, low: int, high: int) -> Iterator[RowsInSlots]:
         """Where the rows of a tile lie whose places in the segment are in [low, high).
 
-        Yields (which of the tile's key heads, where their slots are), for as many heads at once as one strided view
-        can hold.
+        Each of what is yielded has as many heads as one strided view can hold.
         """
         group = self.num_heads // self.num_kv_heads
         first = tile.run.offset + tile.first_row
-        found: list[SlotView] = []
         # The keys of a diagonal tile belong to query heads, each with a phase of its own.
         kv_heads = [head // group for head in tile.heads] if tile.diagonal else list(tile.kv_heads)
+        found: list[tuple[int, int]] = []
         for number, kv_head in enumerate(kv_heads):
             phase = (first + (number if tile.diagonal else 0)) % tile.rate
-            start = next(lane.start for lane in self.of_head[kv_head] if lane[:2] == (tile.level, phase))
             begin, end = (max(0, -(-(place - phase) // tile.rate)) for place in (low, high))
-            found.append(SlotView(kv_head * self.num_slots + start + begin, end - begin))
+            start = self.starts[kv_head, tile.level, phase]
+            found.append((kv_head * self.num_slots + start + begin, end - begin))
+        shared = len(tile.heads) // len(kv_heads)
         begin = 0
         while begin < len(found):
-            address, size, _ = found[begin]
-            step = found[begin + 1].address - address if begin + 1 < len(found) else 0
+            address, size = found[begin]
+            step = found[begin + 1][0] - address if begin + 1 < len(found) else 0
             end = begin + 1
-            while end < len(found) and found[end][:2] == (address + (end - begin) * step, size):
+            while end < len(found) and found[end] == (address + (end - begin) * step, size):
                 end += 1
             if size > 0:
-                yield slice(begin, end), SlotView(address, size, step)
+                heads, queries = slice(begin, end), slice(begin * shared, end * shared)
+                yield RowsInSlots(tile, heads, queries, SlotView(address, size, step))
             begin = end
 
 
@@ -109,6 +114,15 @@ class SlotView(NamedTuple):
             (stride_B, stride_T, self.step * stride_T, stride_D),
             store_BKTD.storage_offset() + self.address * stride_T,
         )
+
+
+class RowsInSlots(NamedTuple):
+    """Rows of a tile and the slots that keep keys for them: ``heads`` of its key heads, ``queries`` of its heads."""
+
+    tile: Tile
+    heads: slice
+    queries: slice
+    view: SlotView
 
 
 @lru_cache(maxsize=256)
@@ -144,29 +158,30 @@ def open_segment(pattern: DilationPattern, level: int, position: int) -> OpenSeg
     return OpenSegment(low, high) if high > low else None
 
 
-@lru_cache(maxsize=4096)
-def edge_tiles(
-    pattern: DilationPattern, begin: int, length: int, num_heads: int, num_kv_heads: int
-) -> tuple[list[Tile], list[Tile]]:
-    """Of the positions [begin, begin + length): the tiles that earlier rows are seen by, and those to be kept.
+class Piece(NamedTuple):
+    """Of positions that are read at once: the rows that see kept ones, and the rows that are to be kept."""
 
-    The first lie in segments open at ``begin``, the second in segments still open at the end.
-    """
-    group = num_heads // num_kv_heads
-    seeing: list[Tile] = []
-    kept: list[Tile] = []
+    seeing: list[RowsInSlots]
+    kept: list[RowsInSlots]
+
+
+@lru_cache(maxsize=64)
+def piece_of(lanes: Lanes, begin: int, length: int) -> Piece:
+    """What is kept for the positions [begin, begin + length), and of them; the same for all layers of a pattern."""
+    pattern, group = lanes.pattern, lanes.num_heads // lanes.num_kv_heads
+    moved = replace(pattern, shift=pattern.shift + begin)
+    piece = Piece([], [])
     for level, (segment_length, _) in enumerate(pattern.levels):
-        runs = _runs(pattern, level, begin, length)
-        if open_segment(pattern, level, begin):
-            seeing += run_tiles(pattern, level, runs[0], num_heads, group)
+        runs = list(moved.segments(level, length))
+        if opened := open_segment(pattern, level, begin):
+            for tile in run_tiles(pattern, level, runs[0], lanes.num_heads, group):
+                piece.seeing.extend(lanes.views(tile, *opened))
+        # A segment that is complete at the end is seen no more.
         if (begin + length + pattern.shift) % segment_length:
-            kept += run_tiles(pattern, level, runs[-1], num_heads, group)
-    return seeing, kept
-
-
-def _runs(pattern: DilationPattern, level: int, begin: int, length: int) -> list[SegmentRun]:
-    moved = DilationPattern(pattern.segment_lengths, pattern.dilation_rates, pattern.heads, pattern.shift + begin)
-    return list(moved.segments(level, length))
+            low = runs[-1].offset
+            for tile in run_tiles(pattern, level, runs[-1], lanes.num_heads, group):
+                piece.kept.extend(lanes.views(tile, low, low + runs[-1].length))
+    return piece
 
 
 class Tables(NamedTuple):

@@ -43,7 +43,7 @@ def parse_arguments(schema: type[T], words: Sequence[str], about: str) -> T:
             continue
         try:
             # Text is taken as it is: a prompt may look like anything.
-            values[key] = text if _is_text(hints.get(key)) and text != "null" else yaml.safe_load(text)
+            values[key] = text if _is_text(hints.get(key)) and text != "null" else _read(text)
         except yaml.YAMLError:
             problems.add(key, f"{key}={show(text)}: not a value that YAML can read")
     options = convert(schema, values, problems)
@@ -67,6 +67,15 @@ def script(main: Callable[[list[str]], Any]) -> Callable[[], None]:
             raise SystemExit(130) from None
 
     return wrapped
+
+
+def _read(text: str) -> Any:
+    value = yaml.safe_load(text)
+    try:
+        # To YAML 1e9 is text, to everyone else a number.
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def _is_text(hint: Any) -> bool:

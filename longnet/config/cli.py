@@ -20,6 +20,7 @@ from .loading import load
 from .machine import is_first_process
 from .naming import is_sweeping
 from .overrides import check_overrides, find_groups
+from .targets import check_targets
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -37,14 +38,17 @@ def check_command_line(conf: Path, config_name: str, about: str) -> None:
         groups = "\n".join(f"    {group}: {', '.join(options)}" for group, options in find_groups(conf).items())
         print(f"{about}\nGroups, given as group=option; each file in conf/ explains its keys:\n{groups}")
         raise SystemExit(0)
+    extra = [Path(arguments.config_dir).resolve()] if arguments.config_dir else []
+    searched = "hydra.searchpath=[" + ",".join(f"'file://{directory}'" for directory in extra) + "]" if extra else ""
+    given, name = conf.parent / (arguments.config_path or conf.name), arguments.config_name or config_name
+    if given.is_dir() and (problems := check_targets(given, name, arguments.overrides, searched)):
+        report_and_exit(ConfigError(problems))
     if arguments.config_path or arguments.config_name or arguments.shell_completion:
         # Another tree of configs has groups of its own, and completion has words of its own.
         return
-    extra = [Path(arguments.config_dir).resolve()] if arguments.config_dir else []
     sound, problems = check_overrides(arguments.overrides, [conf, *extra])
     if problems and not arguments.multirun:
-        searchpath = ",".join(f"'file://{directory}'" for directory in extra)
-        problems += _problems_of([*sound, f"hydra.searchpath=[{searchpath}]"], conf, config_name)
+        problems += _problems_of([*sound, *([searched] if searched else [])], conf, config_name)
     if problems:
         report_and_exit(ConfigError(problems))
 

@@ -32,6 +32,8 @@ def check_finetune(job: JobConfig, problems: Problems) -> None:
         _check_own_code(job, problems)
     if not problems.about("finetune.context_growth", "data.context_length"):
         _check_growth(job, problems)
+    if job.strategy.sequence_parallel_size > 1:
+        _check_shared_sequences(job, problems)
 
 
 def _check_from_nothing(job: JobConfig, problems: Problems) -> None:
@@ -60,6 +62,18 @@ def _check_own_code(job: JobConfig, problems: Problems) -> None:
             "trainer.activation_checkpointing.kind",
             f"trainer.activation_checkpointing.kind={kind} trainer.tile={tile}: model.keep_code=true has transformers' "
             "own checkpointing; expected none or full, and no tiles",
+        )
+
+
+def _check_shared_sequences(job: JobConfig, problems: Problems) -> None:
+    size = f"strategy.sequence_parallel_size={job.strategy.sequence_parallel_size}"
+    if job.model.keep_code:
+        problems.add("model.keep_code", f"model.keep_code=true: {size} needs our own layers; expected false")
+    if job.finetune.context_growth and not problems.about("finetune.context_growth"):
+        problems.add(
+            "finetune.context_growth",
+            f"finetune.context_growth={show(job.finetune.context_growth)}: with {size} a process has a part of each "
+            "row, which cannot be cut further; expected [], and one run for each context",
         )
 
 

@@ -159,6 +159,17 @@ class ActivationCheckpointingConfig:
 
 
 @dataclass
+class GuardConfig:
+    """What to do when numbers go bad."""
+
+    non_finite: Literal["raise", "skip"] = "raise"
+    skip_limit: int = 5
+    spike_factor: float = 0.0
+    spike_window: int = 50
+    rewinds: int = 3
+
+
+@dataclass
 class TrainerConfig:
     """How long, how much at once, in which format and on what."""
 
@@ -178,6 +189,7 @@ class TrainerConfig:
     residual: Literal["fp32", "bf16"] = "fp32"
     tile: int | None = None
     activation_checkpointing: ActivationCheckpointingConfig = field(default_factory=ActivationCheckpointingConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
 
 
 @dataclass
@@ -205,6 +217,8 @@ class CallbacksConfig:
 
     progress: Literal["auto", "rich", "plain", "none"] = "auto"
     save_every: int = 200
+    keep_last: int = 2
+    save_async: bool = False
     plot: bool = True
     summary: bool = True
     sample_prompt: str = "def "

@@ -33,11 +33,27 @@ def check_sequence_parallel(job: JobConfig, problems: Problems) -> None:
         )
     elif size > 1:
         _check_model(job, problems)
-    if strategy.name == "sequence_parallel_fsdp" and job.trainer.precision == "fp16" and world > 1:
+    if strategy.name == "sequence_parallel_fsdp" and world > 1:
+        _check_sharding(job, problems)
+
+
+def _check_sharding(job: JobConfig, problems: Problems) -> None:
+    if job.trainer.precision == "fp16":
         problems.add(
             "trainer.precision",
             "trainer.precision=fp16: its loss scale is not shared between processes with sharded weights; "
             "expected bf16, fp32, or strategy=sequence_parallel",
+        )
+    if job.finetune.train == "lora":
+        problems.add(
+            "finetune.train",
+            "finetune.train=lora: adapters are not gathered from sharded weights; expected all, attention or "
+            "no_embeddings, or strategy=sequence_parallel",
+        )
+    if job.model.keep_code and not problems.about("model.keep_code"):
+        problems.add(
+            "model.keep_code",
+            "model.keep_code=true: only a LongNet's weights are sharded; expected false, or strategy=ddp",
         )
 
 
@@ -60,12 +76,12 @@ def _check_model(job: JobConfig, problems: Problems) -> None:
         )
     # Each of these cuts the rows in a way of its own, or has attention that is not ours to share out.
     for name, value, wanted in (
-        ("data.packing", job.data.packing, job.data.packing != "isolate"),
+        ("data.packing", job.data.packing, job.data.packing == "concat"),
         ("finetune.context_growth", job.finetune.context_growth, not job.finetune.context_growth),
         ("model.keep_code", job.model.keep_code, not job.model.keep_code),
     ):
         if not wanted:
-            instead = {"data.packing": "concat or whole", "finetune.context_growth": "[]", "model.keep_code": "false"}
+            instead = {"data.packing": "concat", "finetune.context_growth": "[]", "model.keep_code": "false"}
             problems.add(
                 name,
                 f"{name}={value}: not with a sequence shared by {size} processes; expected {instead[name]}, or "

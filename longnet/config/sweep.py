@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 from .cli import report_and_exit
 from .errors import ConfigError
 from .loading import load
+from .machine import Machine, inspect_machine
 from .schema import JobConfig
 
 
@@ -76,11 +77,13 @@ def check_sweep(config: DictConfig) -> list[JobConfig]:
     jobs: list[JobConfig] = []
     found: dict[str, list[str]] = {}
     before = HydraConfig.instance().cfg
+    # SLURM will start the processes, on machines that this one knows nothing of.
+    machine = Machine(multi_node_launcher=True) if _on_slurm(config) else inspect_machine()
     for job_overrides in batch:
         cfg = loader.load_sweep_config(config, list(job_overrides))
         HydraConfig.instance().set_config(cfg)
         try:
-            jobs.append(load(cfg))
+            jobs.append(load(cfg, machine))
             problems = _processes_of_its_own(jobs[-1], job_overrides, config)
         except ConfigError as error:
             problems = error.problems
@@ -96,9 +99,13 @@ def check_sweep(config: DictConfig) -> list[JobConfig]:
     return jobs
 
 
+def _on_slurm(config: DictConfig) -> bool:
+    return str(config.hydra.runtime.choices.get("hydra/launcher")).startswith("submitit")
+
+
 def _processes_of_its_own(job: JobConfig, overrides: Sequence[str], config: DictConfig) -> list[str]:
     processes = job.trainer.devices * job.trainer.num_nodes
-    if processes == 1 or str(config.hydra.runtime.choices.get("hydra/launcher")).startswith("submitit"):
+    if processes == 1 or _on_slurm(config):
         return []
     # Lightning would start the whole sweep again in each of the processes.
     nodes = f"--nnodes {job.trainer.num_nodes} " if job.trainer.num_nodes > 1 else ""

@@ -8,6 +8,7 @@ from typing import Any
 
 from longnet.data.documents import Split
 from longnet.data.mixture import MixedRows, Rows
+from longnet.data.packing import PackedRows, TokenStream
 from longnet.data.sampling import EpochOrder, MixtureOrder, Order
 from longnet.data.stream import RowStream
 from longnet.data.tokenizer import Tokenizer
@@ -67,6 +68,18 @@ class Corpus:
         packed = self.train if split == "train" else self.validation
         return b"" if isinstance(packed, RowStream) else self.tokenizer.decode(packed.predicted(rows))
 
+    def documents_of(self, row: int) -> list[int]:
+        """The numbers of the documents in a row of the training data, from 0 on; empty where rows are not packed."""
+        if not isinstance(self.train, PackedRows):
+            return []
+        numbers: set[int] = set()
+        for start, end in self.train._stretches(row):
+            # Each document has an eos before it; those up to the row's first token are counted once, for an error.
+            before = _count(self.train.stream, start + 1, self.tokenizer.eos_id)
+            inside = _count(self.train.stream, end, self.tokenizer.eos_id, start + 1)
+            numbers |= set(range(max(before - 1, 0), before + inside))
+        return sorted(numbers)
+
     def facts(self) -> dict[str, Any]:
         """What to write down with a run."""
         sides: dict[Split, Any] = {"train": self.train, "validation": self.validation}
@@ -84,3 +97,8 @@ class Corpus:
             **({"skipped": self.skipped} if self.skipped else {}),
             **({"mixture": dict(self.weights)} if self.weights else {}),
         }
+
+
+def _count(stream: TokenStream, end: int, token: int, start: int = 0) -> int:
+    pieces = range(start, end, 2**24)
+    return sum(int((stream[piece : min(piece + 2**24, end)] == token).sum()) for piece in pieces)

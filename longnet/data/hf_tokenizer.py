@@ -154,8 +154,9 @@ def _load_backend(directory: Path) -> tokenizers.Tokenizer:
 
     try:
         loaded: Any = AutoTokenizer.from_pretrained(directory)
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"tokenizer={str(directory)!r}: {str(error).splitlines()[0]}; {hint}") from None
+    except Exception as error:  # files that make no sense to transformers end in any kind of error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"tokenizer={str(directory)!r}: {reason}; {hint}") from None
     if not isinstance(loaded, PreTrainedTokenizerFast):
         raise ValueError(f"tokenizer={str(directory)!r} is {type(loaded).__name__}, which has no fast form; {hint}")
     return loaded.backend_tokenizer

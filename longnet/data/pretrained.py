@@ -10,7 +10,7 @@ import tempfile
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Package(NamedTuple):
@@ -78,9 +78,7 @@ def _download(package: Package, directory: Path) -> Path:
         file = Path(wheel.extract(package.file, directory))
     found = hashlib.sha256(file.read_bytes()).hexdigest()
     if found != package.sha256:
-        raise ValueError(
-            f"{package.file} has SHA-256 {found}, expected {package.sha256}: it is damaged or another file"
-        )
+        raise ValueError(f"{package.file} is damaged: its SHA-256 is {found}, expected {package.sha256}")
     return file
 
 
@@ -88,7 +86,7 @@ def _dequantise(file: Path, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     # Plain weights by now; transformers refuses to save a model that says otherwise.
     del model.config.quantization_config
     model.hf_quantizer = None

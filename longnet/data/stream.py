@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset
 
-from longnet.data.documents import Document, SourceSpec
+from longnet.data.documents import Document
 from longnet.data.packing import PackedRows, Row, collate, pack
 from longnet.data.sampling import permutation
 from longnet.data.tokenizer import Tokenizer, token_dtype
@@ -49,7 +49,7 @@ class RowStream:
         block_rows: Rows that are shuffled among each other, and held in memory.
         seed: Chooses the permutations.
         complain: Called with the id of a document that cannot be encoded, and why; the document is left out if it
-            does not raise.
+            does not raise. Such a document raises when None.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RowStream:
         packing: str = "concat",
         block_rows: int = 256,
         seed: int = 0,
-        complain: Callable[[str, str], None] = SourceSpec("stream").complain,
+        complain: Callable[[str, str], None] | None = None,
     ) -> None:
         if packing == "whole":
             raise ValueError(
@@ -125,6 +125,8 @@ class RowStream:
                 try:
                     ids = [self._tokenizer.encode(piece) for piece in pieces]
                 except UnicodeDecodeError as error:
+                    if self._complain is None:
+                        raise
                     self._complain(name, f"is not UTF-8 ({error.reason})")
                     continue
                 nothing = False
@@ -143,6 +145,7 @@ class StreamBatches(IterableDataset[Row]):
         data_rank: Index among the ranks that read different rows.
         data_world: How many such ranks there are.
         state: What came with the last batch that was trained on; the beginning when None.
+        passed: Batches from there on to pass over.
     """
 
     def __init__(
@@ -152,7 +155,9 @@ class StreamBatches(IterableDataset[Row]):
         data_rank: int = 0,
         data_world: int = 1,
         state: dict[str, int] | None = None,
+        passed: int = 0,
     ) -> None:
+        self._passed = passed
         self._stream = stream
         self._batch_size = batch_size
         self._data_rank = data_rank
@@ -166,6 +171,7 @@ class StreamBatches(IterableDataset[Row]):
             skip = place.pop("row")
             start = Cursor(**place)
         rows = self._stream.rows(start, skip)
+        rows = islice(rows, self._passed * self._data_world * self._batch_size, None)
         first = self._data_rank * self._batch_size
         while True:
             step = list(islice(rows, self._data_world * self._batch_size))

@@ -6,14 +6,14 @@ import html
 import re
 
 _BODY = re.compile(rb"<text\b.*</text>", re.DOTALL)
-# Notes are the editor's, and what ends a block ends a line.
-_NOTE = re.compile(rb"<note\b.*?</note>", re.DOTALL)
+# Comments and notes are the editor's, and what ends a block ends a line.
+_NOTE = re.compile(rb"<!--.*?-->|<note\b[^>]*/>|<note\b.*?</note>", re.DOTALL)
 _BLOCK_END = re.compile(rb"</(?:p|head|l|div|trailer|closer|opener|argument|epigraph|quote|item)>|<lb\s*/>")
 _TAG = re.compile(rb"<[^>]*>")
 
 
 def tei_text(content: bytes) -> bytes:
-    """Give the words of a TEI file, a paragraph a line; what is no TEI is given back as it is.
+    """Give the words of a TEI file, an empty line between paragraphs; what is no TEI is given back as it is.
 
     By patterns, not by a parser: nothing in the file can refer to another one, or grow when it is read.
     """
@@ -23,4 +23,4 @@ def tei_text(content: bytes) -> bytes:
     text = re.sub(rb"\s+", b" ", _NOTE.sub(b"", body[0]))
     text = _TAG.sub(b"", _BLOCK_END.sub(b"\n", text))
     lines = (line.strip() for line in html.unescape(text.decode("utf-8", "surrogateescape")).splitlines())
-    return "".join(f"{line}\n" for line in lines if line).encode("utf-8", "surrogateescape")
+    return ("\n\n".join(line for line in lines if line) + "\n").encode("utf-8", "surrogateescape")

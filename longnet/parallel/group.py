@@ -39,8 +39,11 @@ class SequenceGroup:
         self.rank = dist.get_rank(self.group)
         self.size = dist.get_world_size(self.group)
         self.ranks = dist.get_process_group_ranks(self.group)
-        self.name = self.group.group_name
+        self.name: str = self.group.group_name
         self._parts: dict[tuple[int, ...], ProcessGroup] = {}
+        if dist.get_backend(self.group) == "nccl":
+            # NCCL connects a group at its first call, which all ranks must make; a ring's first message is between two.
+            dist.barrier(self.group, device_ids=[torch.cuda.current_device()])
 
     def __deepcopy__(self, memo: Any) -> SequenceGroup:
         return self
@@ -98,12 +101,11 @@ class SequenceGroup:
         assert work is not None
         return own, work
 
-    def all_to_all(self, messages: Sequence[Tensor], received: Sequence[int]) -> list[Tensor]:
-        """Sends messages[t] to each rank t; gets one of ``received[t]`` elements from each."""
-        sent = torch.cat([message.flatten() for message in messages])
-        got = sent.new_empty(sum(received))
-        dist.all_to_all_single(got, sent, list(received), [message.numel() for message in messages], group=self.group)
-        return list(got.split(list(received)))
+    def all_to_all(self, messages: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Sends ``sent[t]`` elements of flat messages to each rank t; gets ``received[t]`` from it, one by one."""
+        got = messages.new_empty(sum(received))
+        dist.all_to_all_single(got, messages, list(received), list(sent), group=self.group)
+        return got
 
     def exchange(
         self, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]], tag: int = 0

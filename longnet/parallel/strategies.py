@@ -6,7 +6,6 @@ tokens and multiplies by processes / tokens of all. So neither an uneven share n
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,13 +19,15 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
+    get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
-from .checkpoints import by_name, is_sharded
+from longnet.checkpoint import Contents, Processes
+
 from .group import SequenceGroup
 from .mesh import MeshShape
 from .share import SequenceShare, attend_alone, attend_over
@@ -54,13 +55,6 @@ class _OverSequences:
         if shape.sequence > 1:
             group = SequenceGroup.of(self.mesh.get_group("sequence"), timedelta(seconds=self._seconds))
             attend_over(self.lightning_module, self._form, group)
-
-    @property
-    def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """For samplers that others inject; our own rows are dealt out by step and data rank."""
-        assert self.sequence is not None
-        shape = self.sequence.shape
-        return {"num_replicas": shape.data, "rank": shape.data_rank(dist.get_rank())}
 
     def teardown(self) -> None:
         # One process may go on alone from here, for example to generate a sample.
@@ -113,44 +107,29 @@ class SequenceParallelFSDPStrategy(_OverSequences, ModelParallelStrategy):
             model.set_requires_gradient_sync(True)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Each process writes its part, beside the target; a job killed while saving leaves the older one whole."""
-        target = Path(self.broadcast(filepath))
-        temporary = target.with_name(target.name + ".tmp")
-        if self.is_global_zero:
-            _remove(temporary)
-        self.barrier()
-        super().save_checkpoint(checkpoint, temporary, storage_options)
-        self.barrier()
-        if self.is_global_zero:
-            _remove(target)
-            temporary.replace(target)
-        self.barrier()
+        """Each process writes its part."""
+        processes = Processes(self.global_rank, self.world_size, self.reduce_boolean_decision)
+        self.checkpoint_io.save_checkpoint(checkpoint, self.broadcast(filepath), storage_options=processes)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        path = Path(self.broadcast(checkpoint_path))
-        if is_sharded(path):
-            return super().load_checkpoint(path, weights_only)
-        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=weights_only, mmap=True)
+        """Each process reads what it holds, whoever wrote it; weights and optimiser are in place afterwards."""
         assert self.model is not None
-        options = StateDictOptions(full_state_dict=True)
-        set_model_state_dict(self.model, checkpoint.pop("state_dict"), options=options)
-        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        for optimizer, state in zip(self.optimizers, checkpoint.pop("optimizer_states"), strict=True):
-            order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
-            set_optimizer_state_dict(self.model, optimizer, by_name(state, order), options=options)
-        return checkpoint
+        with Contents(Path(self.broadcast(checkpoint_path))) as contents:
+            weights = get_model_state_dict(self.model)
+            contents.fill_all(weights, "state_dict")
+            set_model_state_dict(self.model, weights)
+            for number, optimizer in enumerate(self.optimizers):
+                state = get_optimizer_state_dict(self.model, optimizer)
+                moments = state["state"]
+                assert isinstance(moments, dict)
+                contents.fill_all(moments, "optimizer_states", number, "state")
+                set_optimizer_state_dict(self.model, optimizer, state)
+            return contents.state("state_dict", "optimizer_states")
 
     def full_state_dict(self) -> dict[str, Any]:
         """All weights, whole, in the first process's host memory; empty in the others. Every process calls this."""
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         return get_model_state_dict(self.lightning_module.model, options=options)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def shard_weights(model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> None:

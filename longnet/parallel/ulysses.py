@@ -52,8 +52,9 @@ class HeadPlan:
     kv_heads: tuple[int, ...]
 
     def cut(self, q: Tensor, *kv: Tensor) -> Tensor:
-        """Its heads of the tensors, together along the heads."""
-        return torch.cat([q[:, :, self.heads.start : self.heads.stop], *(x[:, :, list(self.kv_heads)] for x in kv)], 2)
+        """Its heads of the tensors, together along the heads, flat."""
+        parts = [q[:, :, self.heads.start : self.heads.stop], *(x[:, :, list(self.kv_heads)] for x in kv)]
+        return torch.cat(parts, 2).flatten()
 
     @property
     def qkv(self) -> list[int]:
@@ -80,7 +81,7 @@ def forward(call: Call, group: SequenceGroup, q: Tensor, k: Tensor, v: Tensor) -
     """The output for this rank's shard; then, for its heads, q, k and v together, the output and the LSE."""
     plans = _plans(call)
     own = plans[group.rank]
-    qkv_heads = _to_heads(group, [plan.cut(q, k, v) for plan in plans], call)
+    qkv_heads = _to_heads(group, torch.cat([plan.cut(q, k, v) for plan in plans]), [sum(p.qkv) for p in plans], q, call)
     pattern = HeadShard.of(call.layout.pattern, own.heads, call.layout.num_heads)
     q_heads, k_heads, v_heads = qkv_heads.split(own.qkv, 2)
     out_heads, lse_heads = levels.forward(
@@ -95,7 +96,9 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     plans = _plans(call)
     own = plans[group.rank]
-    grad_heads = _to_heads(group, [plan.cut(grad) for plan in plans], call)
+    grad_heads = _to_heads(
+        group, torch.cat([plan.cut(grad) for plan in plans]), [len(p.heads) for p in plans], grad, call
+    )
     pattern = HeadShard.of(call.layout.pattern, own.heads, call.layout.num_heads)
     q_heads, k_heads, v_heads = qkv_heads.split(own.qkv, 2)
     grads = levels.backward(
@@ -121,16 +124,21 @@ def _plans(call: Call) -> list[HeadPlan]:
     return [head_plan(rank, layout.world, layout.num_heads, layout.num_kv_heads) for rank in range(layout.world)]
 
 
-def _to_heads(group: SequenceGroup, messages: list[Tensor], call: Call) -> Tensor:
-    """(B, L, heads, D) for each rank become (B, N, own heads, D)."""
-    own = messages[group.rank]
-    got = group.all_to_all(messages, [own.numel()] * group.size)
-    return torch.cat([x.view(own.shape) for x in got], 1)[:, : call.layout.seq_len]
+def _to_heads(group: SequenceGroup, messages: Tensor, heads: list[int], like: Tensor, call: Call) -> Tensor:
+    """Flat (B, L, heads, D) for each rank become (B, N, own heads, D)."""
+    batch, length, _, head_dim = like.shape
+    own = batch * length * heads[group.rank] * head_dim
+    got = group.all_to_all(messages, [batch * length * number * head_dim for number in heads], [own] * group.size)
+    # For a batch of one this is a view.
+    whole = got.view(group.size, batch, length, -1, head_dim).transpose(0, 1).flatten(1, 2)
+    return whole[:, : call.layout.seq_len]
 
 
 def _to_shards(group: SequenceGroup, x: Tensor, heads: list[int], length: int) -> list[Tensor]:
     """(B, N, own heads, D) become (B, L, heads, D) from each rank."""
-    padded = pad(x, (0, 0, 0, 0, 0, length * group.size - x.shape[1]))
+    if missing := length * group.size - x.shape[1]:
+        x = pad(x, (0, 0, 0, 0, 0, missing))
+    messages = x.unflatten(1, (group.size, length)).transpose(0, 1).flatten()
     sizes = [x.shape[0] * length * number * x.shape[3] for number in heads]
-    got = group.all_to_all(padded.split(length, 1), sizes)
+    got = group.all_to_all(messages, [messages.numel() // group.size] * group.size, sizes).split(sizes)
     return [part.view(x.shape[0], length, number, x.shape[3]) for part, number in zip(got, heads, strict=True)]

@@ -21,6 +21,8 @@ KINDS = ("none", "selective", "full", "offload")
 # The attention of each block: the costliest part of a layer to compute again, and one of the smallest to keep.
 KEPT_OPS = frozenset({
     "longnet::dilated_forward",
+    "longnet::sequence_parallel_forward",
+    "longnet::ulysses_forward",
     "flex_attention",
     "aten::_scaled_dot_product_flash_attention_for_cpu",
 })  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -14,8 +14,9 @@ from torch.utils.data import DataLoader
 from longnet.data import Corpus, StepBatchSampler, validation_batches
 from longnet.data.documents import Split
 from longnet.data.packing import Row, collate
-from longnet.data.sampling import MixtureOrder
+from longnet.data.sampling import MixtureOrder, batch_rows
 from longnet.data.stream import RowStream, StreamBatches
+from longnet.parallel import MeshShape
 
 
 class TextDataModule(LightningDataModule):
@@ -56,6 +57,9 @@ class TextDataModule(LightningDataModule):
         self._data_rank = data_rank
         self._loader: TimedLoader | None = None
         self._start: dict[str, int] | None = None
+        # Data left out for good: [step, batches]: before that step, so many batches are passed over.
+        self.left_out: list[list[int]] = []
+        self._decided: list[list[int]] = []
         rows_at_once = batch_size * data_world
         self.rows_per_step = rows_at_once * accumulate
         if isinstance(corpus.train, RowStream):
@@ -83,7 +87,8 @@ class TextDataModule(LightningDataModule):
         if self._data_rank is not None:
             return self._data_rank
         assert self.trainer is not None
-        return self.trainer.global_rank // max(self.trainer.world_size // self.data_world, 1)
+        sharing = max(self.trainer.world_size // self.data_world, 1)
+        return MeshShape(self.data_world, sharing).data_rank(self.trainer.global_rank)
 
     def validation_content(self) -> bytes:
         """The bytes that validation predicts, for measuring something else on the same ones."""
@@ -93,12 +98,13 @@ class TextDataModule(LightningDataModule):
         assert self.trainer is not None
         layout = (self.batch_size * self.accumulate, self.data_rank, self.data_world)
         if isinstance(self.corpus.train, RowStream):
-            rows: Any = StreamBatches(self.corpus.train, *layout, state=self._start)
+            passed = sum(batches for step, batches in self.left_out if step == self.trainer.global_step)
+            rows: Any = StreamBatches(self.corpus.train, *layout, state=self._start, passed=passed)
             # A second worker would read everything a second time.
             options = {"batch_size": None, **self._options(min(self.num_workers, 1))}
         else:
             rows = self.corpus.train
-            sampler = StepBatchSampler(self._order, *layout, start_step=self.trainer.global_step)
+            sampler = StepBatchSampler(self._order, *layout, start_step=self.batch_of(self.trainer.global_step))
             options = {"batch_sampler": sampler, "collate_fn": collate, **self._options(self.num_workers)}
         self._loader = TimedLoader(rows, self.trainer.global_step, self._start, **options)
         return self._loader
@@ -110,6 +116,27 @@ class TextDataModule(LightningDataModule):
             self._validation, batch_sampler=sampler, collate_fn=collate, **self._options(self.num_workers)
         )
 
+    def batch_of(self, step: int) -> int:
+        """The number of the batch that a step trains on."""
+        return step + sum(batches for start, batches in self.left_out if start <= step)
+
+    def leave_out(self, step: int, batches: int) -> None:
+        """Passes over the next so many batches of a run that is about to go on from the checkpoint of ``step``."""
+        self._decided = self.left_out = [[step, batches]]
+        self._start = self._loader = None
+
+    def describe_batch(self, step: int) -> str:
+        """What this process trains on in a step, in words: rows, and the documents in them."""
+        if self.corpus.is_stream:
+            assert self._loader is not None
+            return f"its rows lie before {self._loader.states.get(step + 1)} in the stream"
+        size = self.batch_size * self.accumulate
+        layout = {"batch_size": size, "data_rank": self.data_rank, "data_world": self.data_world}
+        rows = batch_rows(self.batch_of(step), order=self._order, **layout)
+        documents = sorted({number for row in rows for number in self.corpus.documents_of(row)})
+        named = f", with documents {_shorten(documents)}," if documents else ""
+        return f"its batch is rows {_shorten(rows)}{named} of the training data"
+
     def take_wait(self) -> float:
         """Seconds that training has waited for batches since the last call."""
         return self._loader.take_wait() if self._loader is not None else 0.0
@@ -119,7 +146,7 @@ class TextDataModule(LightningDataModule):
         order = None if self.corpus.is_stream else self._order
         if not isinstance(order, MixtureOrder):
             return {}
-        return dict(zip(self.corpus.weights, order.counts(step * self.rows_per_step), strict=True))
+        return dict(zip(self.corpus.weights, order.counts(self.batch_of(step) * self.rows_per_step), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         assert self.trainer is not None
@@ -130,6 +157,7 @@ class TextDataModule(LightningDataModule):
             "seed": self.seed,
             "step": step,
             "rows_per_step": self.rows_per_step,
+            "left_out": self.left_out,
             "stream": place if self.corpus.is_stream else None,
         }
 
@@ -143,6 +171,7 @@ class TextDataModule(LightningDataModule):
                 "data.batch_size x trainer.accumulate x data ranks"
             )
         self._start = state_dict["stream"]
+        self.left_out = [*state_dict["left_out"], *self._decided]
 
     def _options(self, num_workers: int) -> dict[str, Any]:
         assert self.trainer is not None
@@ -153,6 +182,11 @@ class TextDataModule(LightningDataModule):
             # Its own generator: starting an iterator must not advance the global random state.
             "generator": torch.Generator().manual_seed(self.seed),
         }
+
+
+def _shorten(numbers: Sequence[int], most: int = 32) -> str:
+    shown = ", ".join(map(str, numbers[:most]))
+    return shown if len(numbers) <= most else f"{shown} and {len(numbers) - most} more"
 
 
 class TimedLoader(DataLoader[Row]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from datetime import datetime
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 
+_SECRET = re.compile(r"(?i)^([^=]*(?:api_?key|access_?key|_token|secret|password|credentials?)=).+", re.DOTALL)
+_ADDRESS = re.compile(r"(://)[^/@\s]+@")
 _PACKAGES = (
     "longnet",
     "torch",
@@ -32,7 +35,7 @@ def describe_environment() -> dict[str, Any]:
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": [sys.executable, *sys.argv],
+        "command": [sys.executable, *command_line()],
         "directory": os.getcwd(),
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -42,6 +45,11 @@ def describe_environment() -> dict[str, Any]:
         "packages": {name: version for name in _PACKAGES if (version := _version(name))},
         "git": _git(),
     }
+
+
+def command_line() -> list[str]:
+    """The words of the command, without what is a secret by its name or stands before the @ of an address."""
+    return [_ADDRESS.sub(r"\1***@", _SECRET.sub(r"\1***", word)) for word in sys.argv]
 
 
 def cpu_model() -> str:

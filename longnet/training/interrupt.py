@@ -1,39 +1,66 @@
-"""Ctrl-C that loses nothing."""
+"""Signals that end a run and lose nothing: SIGTERM, SIGUSR1 and Ctrl-C, to any of its processes, at any moment."""
 
 from __future__ import annotations
 
+import os
+import re
 import signal
+import subprocess
 import threading
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from rich.console import Console
 
+from .checkpoints import Checkpoints
+from .module import LongNetModule
 from .steps import StepCallback
 
+# By which number the processes tell each other of a signal; of several, the highest counts.
+WAYS = {signal.SIGINT: 1, signal.SIGUSR1: 2, signal.SIGTERM: 3}
+EXIT_CODES = {1: 130, 2: 143, 3: 143}
+REQUEUE = WAYS[signal.SIGUSR1]
 
-class SaveOnInterrupt(StepCallback):
-    """Lets the first Ctrl-C end the run after the step it is in, saved; a second one ends it at once.
 
-    Only in a run of one process: several would have to agree on the step.
+class Interrupts(StepCallback):
+    """Ends the run after the step in which a signal came, saved, whichever process it came to.
+
+    A handler only takes a note; the processes agree on it by the sum that every step has anyway. SIGUSR1, which SLURM
+    sends before a job's time is up, also asks SLURM to run the job again. A second Ctrl-C ends the run at once.
+
+    In a validation, the run ends after the batch, and the validation is done again when the run goes on. The last one
+    is finished: the run ends with it in any case.
     """
 
-    def __init__(self, last: Path, console: Console) -> None:
+    def __init__(self, checkpoints: Checkpoints, console: Console) -> None:
         super().__init__()
-        self.last = last
         self.console = console
-        self._asked = False
-        self._previous: Any = None
+        self._checkpoints = checkpoints
+        self._previous: dict[signal.Signals, Any] = {}
+        self._module: LongNetModule | None = None
+        self._validation_due = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.world_size == 1 and threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGINT, self._ask)
+        assert isinstance(pl_module, LongNetModule)
+        self._module = pl_module
+        pl_module.asked_to_stop = 0
+        if threading.current_thread() is threading.main_thread():
+            for number in WAYS:
+                self._previous[number] = signal.signal(number, self._ask)
+        if self._validation_due:
+            self._validate(trainer)
 
     def on_step_end(self, trainer: Trainer, module: LightningModule, validated: bool) -> None:
-        if self._asked:
-            trainer.save_checkpoint(self.last, weights_only=False)
-            raise KeyboardInterrupt
+        assert isinstance(module, LongNetModule)
+        # The last step ends the run by itself.
+        if module.agreed_to_stop and trainer.global_step < trainer.max_steps:
+            self._stop(trainer, module.agreed_to_stop)
+
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        assert isinstance(pl_module, LongNetModule)
+        if pl_module.agreed_to_stop and trainer.global_step < trainer.max_steps:
+            self._validation_due = True
+            self._stop(trainer, pl_module.agreed_to_stop)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._restore()
@@ -41,12 +68,48 @@ class SaveOnInterrupt(StepCallback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._restore()
 
-    def _ask(self, *_: Any) -> None:
-        self._asked = True
-        self._restore()
-        self.console.print("stopping after this step; Ctrl-C again stops at once, without saving")
+    def state_dict(self) -> dict[str, Any]:
+        return {"validation_due": self._validation_due}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._validation_due = state_dict["validation_due"]
+
+    def _ask(self, number: int, _frame: Any) -> None:
+        assert self._module is not None
+        way = WAYS[signal.Signals(number)]
+        if number == signal.SIGINT:
+            if self._module.asked_to_stop == way:
+                self._restore()
+                raise KeyboardInterrupt
+            self.console.print("stopping after this step; Ctrl-C again stops at once, without saving")
+        self._module.asked_to_stop = max(self._module.asked_to_stop, way)
+
+    def _stop(self, trainer: Trainer, way: int) -> None:
+        self._checkpoints.save(trainer, required=True)
+        if way == REQUEUE and trainer.is_global_zero:
+            requeue()
+        raise SystemExit(EXIT_CODES[way])
+
+    def _validate(self, trainer: Trainer) -> None:
+        """The validation in which the run was stopped, as Lightning has it behind a step."""
+        self._validation_due = False
+        self._checkpoints.forget_saved()
+        loop = trainer.fit_loop.epoch_loop.val_loop
+        loop.restarting = False
+        trainer.validating = True
+        loop.run()
+        trainer.training = True
 
     def _restore(self) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
-            self._previous = None
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
+
+
+def requeue() -> None:
+    """Asks SLURM to run this job again; nothing where there is no SLURM."""
+    job = os.environ.get("SLURM_JOB_ID", "")
+    if array := os.environ.get("SLURM_ARRAY_JOB_ID"):
+        job = f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID', '')}"
+    if re.fullmatch(r"[0-9_]+", job):
+        subprocess.run(["scontrol", "requeue", job], check=False, timeout=30)

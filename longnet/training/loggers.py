@@ -5,9 +5,10 @@ from __future__ import annotations
 import netrc
 import os
 import secrets
+import sys
 import urllib.error
 import urllib.request
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlparse
@@ -18,6 +19,8 @@ from lightning.pytorch.loggers.logger import Logger
 from longnet.config.machine import is_first_process
 from longnet.config.schema import LoggerConfig
 
+from .beside import LoggerBeside
+from .environment import command_line
 from .metrics import MetricsFile
 from .rundir import RunDirectory
 
@@ -27,18 +30,29 @@ WandbMode = Literal["online", "offline", "disabled"]
 _TIMEOUT = 3.0
 
 
-def build_loggers(config: LoggerConfig, run: RunDirectory, parts: Collection[str] = ()) -> list[Logger]:
+def build_loggers(
+    config: LoggerConfig, run: RunDirectory, parts: Collection[str] = (), warn: Callable[[str], None] = print
+) -> list[Logger]:
     """The loggers of a run, all of which keep their files inside its directory; only the first process has them all.
 
-    ``parts`` are the names of a mixture's parts.
+    Args:
+        config: which there are.
+        run: whose directory.
+        parts: the names of a mixture's parts.
+        warn: told when one of them cannot go on; the run does.
     """
-    loggers: list[Logger] = [MetricsFile(run.metrics, parts)]
+    loggers: list[Logger] = [MetricsFile(run.metrics, parts, warn)]
     if not is_first_process():
         return loggers
     if config.tensorboard:
-        loggers.append(TensorBoardLogger(save_dir=run.path, name=None, version="tensorboard"))
+        loggers.append(LoggerBeside(TensorBoardLogger(save_dir=run.path, name=None, version="tensorboard"), warn))
     if config.wandb:
-        loggers.append(_wandb(config, run))
+        try:
+            wandb = _wandb(config, run)
+        except Exception as error:
+            warn(f"WARNING: wandb cannot be used ({type(error).__name__}: {error}); training goes on without it")
+        else:
+            loggers.append(LoggerBeside(wandb, warn, close=lambda: wandb.experiment.finish()))
     return loggers
 
 
@@ -51,8 +65,8 @@ def log_config(loggers: list[Logger], config: dict[str, Any]) -> None:
 def close_loggers(loggers: list[Logger]) -> None:
     """Ends what outlives a trainer: the next job of a sweep, in the same process, begins its own wandb run."""
     for logger in loggers:
-        if isinstance(logger, WandbLogger):
-            logger.experiment.finish()
+        if isinstance(logger, LoggerBeside):
+            logger.finish()
 
 
 def wandb_mode(environ: dict[str, str] | None = None) -> WandbMode:
@@ -85,6 +99,8 @@ def _wandb(config: LoggerConfig, run: RunDirectory) -> WandbLogger:
             settings=wandb.Settings(console="off", init_timeout=30),
         )
 
+    # wandb keeps the command line, and would keep it with what is secret in it.
+    whole, sys.argv = sys.argv, command_line()
     try:
         experiment = begin(mode)
     except wandb.Error:
@@ -92,6 +108,8 @@ def _wandb(config: LoggerConfig, run: RunDirectory) -> WandbLogger:
             raise
         # The server answers but does not take the run; it can be sent later by `wandb sync`.
         experiment = begin("offline")
+    finally:
+        sys.argv = whole
     experiment.define_metric("*", step_metric="trainer/global_step", step_sync=True)
     return WandbLogger(experiment=experiment, save_dir=run.path)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,14 @@ class MetricsFile(Logger):
     Args:
         path: the file.
         parts: the parts of a mixture, each of which has a column `rows/<part>` with the rows it has given so far.
+        warn: told when the disk takes no more; rows wait until it does.
     """
 
-    def __init__(self, path: Path, parts: Collection[str] = ()) -> None:
+    def __init__(self, path: Path, parts: Collection[str] = (), warn: Callable[[str], None] = print) -> None:
         super().__init__()
         self.path = path
+        self._warn = warn
+        self._waiting: list[dict[str, Any]] = []
         self.columns = (*COLUMNS, *(f"rows/{part}" for part in parts))
 
     @property
@@ -72,13 +75,28 @@ class MetricsFile(Logger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         if unknown := set(metrics) - set(self.columns):
             raise ValueError(f"metrics {sorted(unknown)} have no column in {self.path.name}: add them to COLUMNS")
-        if not self.path.exists():
-            self._write([])
-        with self.path.open("a", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerow(self._cells({**metrics, "step": step}))
+        self._waiting.append({**metrics, "step": step})
+        try:
+            self._append()
+        except OSError as error:
+            if len(self._waiting) == 1:
+                self._warn(f"WARNING: {self.path} cannot be written ({error.strerror}); rows wait until it can")
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to do: the run directory holds the config."""
+
+    def _append(self) -> None:
+        if not self.path.exists():
+            self._write([])
+        size = self.path.stat().st_size
+        try:
+            with self.path.open("a", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows(map(self._cells, self._waiting))
+        except OSError:
+            # Half a row would spoil the next one, too.
+            os.truncate(self.path, size)
+            raise
+        self._waiting = []
 
     def _write(self, rows: list[dict[str, float]]) -> None:
         temporary = self.path.with_suffix(".tmp")

@@ -31,6 +31,8 @@ from .pretrained import head_weight, hidden_states
 from .schedule import build_schedule
 
 IGNORE_INDEX = -100
+# Ways to be asked to stop, from 1 on; the highest one asked for counts.
+STOPS = 3
 
 
 class LongNetModule(LightningModule):
@@ -46,6 +48,7 @@ class LongNetModule(LightningModule):
     """
 
     tokens_seen: Tensor
+    gradient_norm: Tensor
     window_nll: Tensor
     window_tokens: Tensor
 
@@ -64,9 +67,16 @@ class LongNetModule(LightningModule):
         self.optim = optim
         self.micro_batch_size = micro_batch_size
         self.seed = seed
-        self.gradient_norm = torch.zeros(())
         # Called with the reason when a step does not fit; makes room, or raises.
         self.out_of_memory: Callable[[str], None] | None = None
+        # Called with the batch of a step whose loss or gradient is not finite; raises, or lets the step be skipped.
+        self.not_finite: Callable[[dict[str, Any]], None] | None = None
+        # What this process was asked to do by a signal, as one of STOPS, and what all agreed on in the last step.
+        self.asked_to_stop = 0
+        self.agreed_to_stop = 0
+        self.step_loss = 0.0
+        self.loss_is_finite = True
+        self._batch: dict[str, Any] = {}
         self._validation_sums = torch.zeros(2)
         self._max_steps = max_steps
         self._context_growth = context_growth
@@ -75,6 +85,7 @@ class LongNetModule(LightningModule):
         )
         # Sums over all processes, saved with the weights: a resumed run logs what an unbroken one would.
         self.register_buffer("tokens_seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("gradient_norm", torch.zeros(()))
         self.register_buffer("window_nll", torch.zeros(()))
         self.register_buffer("window_tokens", torch.zeros((), dtype=torch.int64))
 
@@ -105,11 +116,15 @@ class LongNetModule(LightningModule):
         tokens = self._sum_over_processes((batch["labels"] != IGNORE_INDEX).sum())
         # The strategy averages gradients over the processes; the loss is a mean over all their tokens.
         scale = self.trainer.world_size / tokens.clamp(min=1)
-        nll = self._compute_gradients(batch, scale)
+        self._batch = batch
+        nll = self._agree(self._compute_gradients(batch, scale))
+        self.step_loss = float(nll) / max(int(tokens), 1)
         optimizer.step()
+        self._batch = {}
 
-        self.window_nll += self._sum_over_processes(nll)
-        self.window_tokens += tokens
+        if math.isfinite(self.step_loss):
+            self.window_nll += nll
+            self.window_tokens += tokens
         self.tokens_seen += tokens
 
     def dry_step(self, context_length: int) -> str | None:
@@ -168,6 +183,17 @@ class LongNetModule(LightningModule):
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         # Of sharded parameters it is the norm of the shards together.
         self.gradient_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        # A scaler skips steps of its own, to find the largest scale: a gradient that overflows is no news to it.
+        scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
+        if not math.isfinite(self.step_loss) or not (scaled or math.isfinite(self.gradient_norm)):
+            # Loss and norm are sums over all processes: every one of them comes here, or none.
+            self.loss_is_finite = math.isfinite(self.step_loss)
+            self.step_loss = math.nan
+            if self.not_finite is not None:
+                self.not_finite(self._batch)
+                # Without gradients, the optimiser leaves weights and its own state as they are.
+                optimizer.zero_grad()
+                return
         torch.nn.utils.clip_grads_with_norm_(parameters, limit, self.gradient_norm)
 
     def on_train_batch_end(self, *_: Any) -> None:
@@ -185,6 +211,7 @@ class LongNetModule(LightningModule):
         self._validation_sums = torch.zeros(2, device=self.device)
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        self._agree(torch.zeros((), device=self.device))
         sums = self._loss_sums(self._own_part(batch))
         self._validation_sums += torch.stack([sums.nll, sums.tokens.to(sums.nll.dtype)])
 
@@ -196,6 +223,20 @@ class LongNetModule(LightningModule):
         if num_bytes := getattr(getattr(self.trainer, "datamodule", None), "validation_bytes", 0):
             metrics["val/bits_per_byte"] = nll / math.log(2) / num_bytes
         self.log_dict(metrics, logger=False)
+
+    def forward_again(self, batch: dict[str, Any]) -> list[Tensor]:
+        """The losses of the micro-batches of the step in hand once more, to look at how they come about."""
+        self._seed_step()
+        with torch.no_grad(), self.trainer.precision_plugin.train_step_context():
+            return [self._loss_sums(micro_batch, self._context()).nll for micro_batch in self._micro_batches(batch)]
+
+    def _agree(self, nll: Tensor) -> Tensor:
+        """The sum over all processes; on the way, they agree on whether to stop."""
+        asked = [float(self.asked_to_stop == way) for way in range(1, STOPS + 1)]
+        summed = self._sum_over_processes(torch.stack([nll, *nll.new_tensor(asked)]))
+        votes = summed[1:].tolist()
+        self.agreed_to_stop = max((way for way, vote in enumerate(votes, 1) if vote), default=0)
+        return summed[0]
 
     @property
     def _sequence(self) -> SequenceShare | None:

@@ -13,12 +13,16 @@ from longnet.config import resolve_attention
 from longnet.config.schema import JobConfig
 from longnet.data import Tokenizer
 from longnet.data.pretrained import ensure_checkpoint
-from longnet.model import LongNetForCausalLM
+from longnet.model import LongNetConfig, LongNetForCausalLM
 from longnet.model.hf import import_checkpoint, read_config, set_pattern
+from longnet.model.hf.families import longnet_fields
 from longnet.model.hf.interface import NAME, pattern_of
 from longnet.model.hf.weights import load_config
 from longnet.model.rope import document_positions
 from longnet.model.rope_extension import extend_rope
+
+# Keys of the model that say how to begin from a checkpoint; the others are its shape.
+FROM_CHECKPOINT = ("pretrained", "keep_code", "rope_extension")
 
 
 def load_pretrained(job: JobConfig, tokenizer: Tokenizer) -> PreTrainedModel:
@@ -43,6 +47,14 @@ def load_pretrained(job: JobConfig, tokenizer: Tokenizer) -> PreTrainedModel:
             f"{tokenizer.vocab_size} ids, the model {vocab_size}; expected data.tokenizer={job.model.pretrained}"
         )
     return model.train()
+
+
+def pretrained_config(job: JobConfig) -> LongNetConfig:
+    """The config that ``model.pretrained`` has once it is imported for the job; no weights are read."""
+    assert job.model.pretrained is not None
+    config = read_config(ensure_checkpoint(job.model.pretrained))
+    changes = extend_rope(config, job.model.rope_extension, job.data.context_length, job.model.rope_theta)
+    return LongNetConfig(**{**longnet_fields(config), "attention": resolve_attention(job), **changes})
 
 
 def _load_decoder(path: Any, spec: dict[str, Any], changes: dict[str, Any]) -> PreTrainedModel:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +17,7 @@ from transformers import PreTrainedModel
 from longnet.data import Tokenizer
 from longnet.evaluation.baselines import Baselines
 
+from .environment import command_line
 from .metrics import read_metrics
 from .rundir import RunDirectory
 
@@ -91,13 +91,18 @@ def show_summary(
     sample: str | None,
 ) -> None:
     """Validation beside the baselines, a sample, where the run lies, and what to try next."""
-    final = next((row for row in reversed(read_metrics(run.metrics)) if "val/loss" in row), None)
+    rows = read_metrics(run.metrics)
+    final = next((row for row in reversed(rows) if "val/loss" in row), None)
     if final is not None:
         console.print()
         console.print(_comparison(final, baselines))
     if sample is not None:
         title = f"sample at temperature {SAMPLE_TEMPERATURE}"
         console.print(Panel(escape(_printable(sample).rstrip()), title=title, title_align="left", border_style="dim"))
+    waits = [row["data_wait"] for row in rows if "data_wait" in row]
+    # Below that nobody would change anything.
+    if waits and (share := sum(waits) / len(waits)) >= 0.02:
+        console.print(f"data  {share:.0%} of the training time was spent waiting for it", highlight=False)
     console.print(f"run   {escape(str(run.path))}", highlight=False, soft_wrap=True)
     console.print(f"next  {escape(_next_command())}", highlight=False, soft_wrap=True)
 
@@ -130,5 +135,5 @@ def _printable(text: str) -> str:
 def _next_command() -> str:
     # The same job with the three kinds of attention, side by side, in one process each.
     replaced = ("attention=", "run.name=", "resume=", "strategy", "trainer.devices=", "trainer.num_nodes=", "-")
-    ours = [argument for argument in sys.argv[1:] if not argument.startswith(replaced)]
+    ours = [argument for argument in command_line()[1:] if not argument.startswith(replaced)]
     return shlex.join(["python", "train.py", "-m", *ours, "attention=dense,dilated,sliding_window"])

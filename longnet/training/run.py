@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.profilers import SimpleProfiler
 from rich.console import Console
 
+from longnet.checkpoint import Contents
 from longnet.config import resolve_attention
+from longnet.config.errors import JobError
 from longnet.config.machine import is_first_process
 from longnet.config.schema import DataConfig, JobConfig
 from longnet.data import Corpus, build_corpus
@@ -21,30 +24,29 @@ from longnet.evaluation.baselines import Baselines, measure_baselines
 from longnet.model import LongNetConfig, LongNetForCausalLM
 
 from . import activation_checkpointing
-from .checkpoints import AtomicCheckpointIO, Checkpoints, checkpoint_step
+from .checkpoints import Checkpoints, DirectoryCheckpointIO, checkpoint_step
 from .datamodule import TextDataModule
 from .environment import describe_environment
 from .evaluation import Evaluations
 from .finetune import choose_trained, merge_adapters
+from .guard import Guard, LossSpikeError
 from .header import describe_session
-from .interrupt import SaveOnInterrupt
+from .interrupt import Interrupts
 from .loggers import build_loggers, close_loggers, log_config
 from .memory import MemoryKeeper
 from .metrics import read_metrics
 from .module import LongNetModule
 from .placement import Placement, place
-from .pretrained import load_pretrained
+from .pretrained import FROM_CHECKPOINT, load_pretrained
 from .progress import build_progress, show_header
 from .quiet import quiet_libraries
 from .recorder import Recorder
 from .report import generate_sample, plot_loss, show_summary
-from .rundir import RunDirectory
+from .rundir import RunDirectory, config_hash
 from .session import Session
 from .strategy import answers_in_time, build_strategy, gather_weights
 from .throughput import TrainingClock, training_flops_per_token
 
-# Keys of the model that say how to begin from a checkpoint.
-FROM_CHECKPOINT = ("pretrained", "keep_code", "rope_extension")
 # Training bytes that the baselines look at.
 BASELINE_BYTES = 64 * 2**20
 
@@ -71,13 +73,13 @@ def train(job: JobConfig) -> None:
     try:
         if first:
             run.open(job, describe_environment() | {"data": session.data.corpus.facts()})
-        fit(session)
+        session = fit_to_the_end(session)
         if first:
             finish(session)
     except BaseException as error:
         run.close(failed=True)
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            step = checkpoint_step(run.last) if run.last.exists() else 0
+            step = checkpoint_step(run.last) if run.last else 0
             console.print(f"stopped; the same command goes on from step {step}")
         raise
     run.close()
@@ -90,7 +92,8 @@ def build_session(job: JobConfig) -> Session:
     run = RunDirectory(job.run.root, job.run.name)
     if first:
         run.check_writable()
-    checkpoint = run.find_start(job) if first else run.checkpoint_for(job.resume)
+    console = Console(quiet=not first)
+    checkpoint = run.find_start(job, _warner(console)) if first else run.checkpoint_for(job.resume)
     start_step = checkpoint_step(checkpoint) if checkpoint else 0
 
     if placement.accelerator == "cuda":
@@ -116,7 +119,7 @@ def build_session(job: JobConfig) -> Session:
         overfit_batches=job.trainer.overfit_batches,
         data_world=job.trainer.devices * job.trainer.num_nodes // job.strategy.sequence_parallel_size,
     )
-    return Session(job, placement, run, Console(quiet=not first), module, data, checkpoint, start_step)
+    return Session(job, placement, run, console, module, data, checkpoint, start_step)
 
 
 def build_module(job: JobConfig, corpus: Corpus, placement: Placement) -> LongNetModule:
@@ -158,6 +161,30 @@ def _new_model(job: JobConfig, corpus: Corpus) -> LongNetForCausalLM:
     return LongNetForCausalLM(config)
 
 
+def fit_to_the_end(session: Session) -> Session:
+    """Trains to the last step; where the loss jumps, goes back to the last checkpoint and on with other data.
+
+    Returns:
+        The session with the module that was trained.
+    """
+    job, run = session.job, session.run
+    for rewinds in count(1):
+        try:
+            fit(session)
+            return session
+        except LossSpikeError as spike:
+            if rewinds > job.trainer.guard.rewinds:
+                raise JobError(f"{spike}, and trainer.guard.rewinds={job.trainer.guard.rewinds} are spent") from spike
+            checkpoint = run.checkpoint_for("auto")
+            start = checkpoint_step(checkpoint) if checkpoint else 0
+            session.data.leave_out(start, spike.step - start)
+            _warner(session.console)(f"WARNING: {spike}; going back to step {start}, and on without that data")
+        # Weights that were sharded cannot be loaded again as they are.
+        module = build_module(job, session.data.corpus, session.placement)
+        session = replace(session, module=module, checkpoint=checkpoint, start_step=start)
+    raise AssertionError("count has no end")
+
+
 def fit(session: Session) -> None:
     """Trains to the last step."""
     job, run, module, console = session.job, session.run, session.module, session.console
@@ -165,10 +192,14 @@ def fit(session: Session) -> None:
     best = min((row["val/loss"] for row in earlier if "val/loss" in row), default=float("inf"))
     progress = build_progress(job.callbacks.progress, console, best)
     clock = TrainingClock()
+    warn = _warner(console)
+    io = DirectoryCheckpointIO(job.callbacks.keep_last, job.callbacks.save_async, job.strategy.timeout, warn)
+    checkpoints = Checkpoints(run.checkpoints, io, job.callbacks.save_every, config_hash(job), clock)
     # The order matters: a step is recorded before it is saved, so a resumed run finds its row.
     callbacks: list[Callback] = [
         *([MemoryKeeper(job, session.placement, console)] if isinstance(module.model, LongNetForCausalLM) else []),
         *([progress] if progress else []),
+        Guard(job.trainer.guard, session.data, warn),
         Recorder(
             job.trainer.log_every,
             training_flops_per_token(module.model, job.data.context_length),
@@ -178,14 +209,14 @@ def fit(session: Session) -> None:
             listeners=[progress.on_row] if progress else [],
         ),
         *([Evaluations(job.evaluation, session.data.corpus, run, clock, console)] if job.evaluation.every else []),
-        Checkpoints(run.last, run.best, job.callbacks.save_every, clock),
-        SaveOnInterrupt(run.last, console),
+        checkpoints,
+        Interrupts(checkpoints, console),
     ]
     profiler = SimpleProfiler() if job.trainer.profiler == "simple" else None
-    loggers = build_loggers(job.logger, run, parts=session.data.corpus.weights)
+    loggers = build_loggers(job.logger, run, session.data.corpus.weights, warn)
     try:
         log_config(loggers, asdict(job))
-        trainer = build_trainer(session, callbacks, loggers, profiler)
+        trainer = build_trainer(session, callbacks, loggers, io, profiler)
         with answers_in_time(job.strategy.timeout):
             trainer.fit(module, datamodule=session.data, ckpt_path=session.checkpoint, weights_only=True)
             gather_weights(module, trainer.strategy)
@@ -196,7 +227,11 @@ def fit(session: Session) -> None:
 
 
 def build_trainer(
-    session: Session, callbacks: Sequence[Callback], loggers: Sequence[Logger], profiler: SimpleProfiler | None
+    session: Session,
+    callbacks: Sequence[Callback],
+    loggers: Sequence[Logger],
+    checkpoint_io: DirectoryCheckpointIO,
+    profiler: SimpleProfiler | None,
 ) -> Trainer:
     """Lightning's trainer, with everything it would add of its own turned off."""
     trainer = session.job.trainer
@@ -212,7 +247,7 @@ def build_trainer(
         num_sanity_val_steps=0,
         callbacks=list(callbacks),
         logger=list(loggers),
-        plugins=[AtomicCheckpointIO()],
+        plugins=[checkpoint_io],
         default_root_dir=session.run.path,
         profiler=profiler,
         # Rows are dealt out by step and rank; Lightning's sampler would deal them out again.
@@ -248,6 +283,10 @@ def finish(session: Session) -> None:
     show_summary(session.console, run, baselines, sample)
 
 
+def _warner(console: Console) -> Callable[[str], None]:
+    return lambda text: console.print(text, highlight=False, soft_wrap=True, style="bold red", markup=False)
+
+
 def _corpus_options(data: DataConfig) -> dict[str, Any]:
     """What the corpus is made of: all but how it is dealt out."""
     return {name: value for name, value in asdict(data).items() if name not in ("batch_size", "num_workers")}
@@ -276,5 +315,6 @@ def show_finished(session: Session) -> None:
     if not run.config.exists():
         raise ValueError(message)
     session.console.print(message, soft_wrap=True, highlight=False)
-    session.module.load_state_dict(AtomicCheckpointIO().load_checkpoint(checkpoint)["state_dict"])
+    with Contents(checkpoint) as contents:
+        session.module.load_state_dict(contents.get("state_dict"))
     finish(session)

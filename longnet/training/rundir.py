@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
+import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
 import yaml
 
+from longnet.checkpoint import DamagedError, best_of, clean, newest_good, path_of, read_manifest, steps_of, verify
+from longnet.checkpoint.manifest import MANIFEST
 from longnet.config.schema import JobConfig
-from longnet.parallel.checkpoints import is_sharded
 
 # A resumed run must go on with the same model, data and optimiser; these say how it is run and watched, and may change.
 # The trainer's part may, as long as a step stays the same rows (`_rows_per_step` sees to that), and so may the place of
@@ -45,8 +48,6 @@ class RunDirectory:
         self.environment = self.path / "environment.json"
         self.metrics = self.path / "metrics.csv"
         self.checkpoints = self.path / "checkpoints"
-        self.last = self.checkpoints / "last.ckpt"
-        self.best = self.checkpoints / "best.ckpt"
         self.model = self.path / "model"
         self.adapter = self.path / "adapter"
         self.plot = self.path / "loss.png"
@@ -54,6 +55,16 @@ class RunDirectory:
         self.evaluation = self.path / "evaluation"
         self._lock: IO[str] | None = None
         self._created = False
+
+    @property
+    def last(self) -> Path | None:
+        """The newest checkpoint, unchecked."""
+        return next(reversed(steps_of(self.checkpoints)), None)
+
+    @property
+    def best(self) -> Path | None:
+        """The checkpoint of the lowest validation loss."""
+        return best_of(steps_of(self.checkpoints))
 
     def check_writable(self) -> None:
         """Raises ``ValueError`` if the directory cannot be made or written, leaving nothing behind."""
@@ -69,14 +80,18 @@ class RunDirectory:
                 f"set run.root to a directory you can write to, for example run.root={Path.home() / 'runs'}"
             ) from None
 
-    def find_start(self, job: JobConfig) -> Path | None:
+    def find_start(self, job: JobConfig, warn: Callable[[str], None] = print) -> Path | None:
         """The checkpoint from which ``job`` goes on, or None to begin at step 0, after checking that it may.
 
+        Args:
+            job: the job.
+            warn: told of newer checkpoints that are damaged.
+
         Raises:
-            ValueError: if the directory is not this job's to use, or the checkpoint is not there or another's.
+            ValueError: if the directory is not this job's to use, or the checkpoint is not there, damaged or another's.
         """
         self._check_unlocked()
-        checkpoint = self.checkpoint_for(job.resume)
+        checkpoint = self.checkpoint_for(job.resume, warn)
         if job.resume not in ("auto", "never"):
             self._check_given(job, checkpoint)
         elif not self.config.exists():
@@ -91,15 +106,22 @@ class RunDirectory:
             self._check_same(job, self.config)
         return checkpoint
 
-    def checkpoint_for(self, resume: str) -> Path | None:
-        """The checkpoint that ``resume`` names here, unchecked: what processes other than the first one need."""
-        if resume == "auto":
-            return self.last if self.last.exists() else None
-        if resume == "never":
-            return None
-        given = Path(resume)
-        # A checkpoint that several processes wrote is a directory too.
-        return RunDirectory(given.parent, given.name).last if given.is_dir() and not is_sharded(given) else given
+    def checkpoint_for(self, resume: str, warn: Callable[[str], None] = lambda problem: None) -> Path | None:
+        """The checkpoint that ``resume`` means here, every byte of it checked: the same for every process that asks."""
+        try:
+            if resume == "never":
+                return None
+            if resume == "auto":
+                return newest_good(self.checkpoints, warn)
+            given = Path(resume)
+            if not given.exists():
+                return None
+            if given.is_file() or (given / MANIFEST).exists():
+                verify(given)
+                return given
+            return newest_good(given / self.checkpoints.name, warn)
+        except DamagedError as error:
+            raise ValueError(str(error)) from None
 
     def check_same_data(self, checkpoint: Path, fingerprint: str) -> None:
         """Raises ``ValueError`` if the run of ``checkpoint`` was trained on other data than that of ``fingerprint``."""
@@ -117,13 +139,16 @@ class RunDirectory:
     def open(self, job: JobConfig, environment: Mapping[str, Any]) -> None:
         """Takes the directory: makes it if need be, locks it, and writes what the run is and where it runs."""
         self._created = not self.path.exists()
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(parents=True, exist_ok=True)
         self._check_unlocked()
         self._lock = (self.path / ".lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self.config.write_text(yaml.safe_dump(asdict(job), sort_keys=False))
+        # The config first: it is what makes the directory a run's, should the job die here.
+        _replace(self.config, yaml.safe_dump(asdict(job), sort_keys=False))
         sessions = [*self._sessions(), dict(environment)]
-        self.environment.write_text(json.dumps({"sessions": sessions}, indent=2) + "\n")
+        _replace(self.environment, json.dumps({"sessions": sessions}, indent=2) + "\n")
+        self.checkpoints.mkdir(exist_ok=True)
+        clean(self.checkpoints)
 
     def close(self, failed: bool = False) -> None:
         """Lets the directory go; one that this job made and that holds no logged step is removed if the job failed."""
@@ -131,14 +156,14 @@ class RunDirectory:
             return
         self._lock.close()
         self._lock = None
-        if failed and self._created and not self.metrics.exists() and not any(self.checkpoints.iterdir()):
+        if failed and self._created and not self.metrics.exists() and not self.last:
             shutil.rmtree(self.path)
 
     def _check_given(self, job: JobConfig, checkpoint: Path | None) -> None:
-        if checkpoint is None or not (checkpoint.is_file() or is_sharded(checkpoint)):
+        if checkpoint is None:
             raise ValueError(
                 f"resume={job.resume}: there is no checkpoint; expected auto, never, a run's directory or one of its "
-                f"checkpoints, for example {self.last}"
+                f"checkpoints, for example {self.last or path_of(self.checkpoints, 100)}"
             )
         origin = _run_of(checkpoint)
         if self.config.exists() and origin.path.resolve() != self.path.resolve():
@@ -148,17 +173,30 @@ class RunDirectory:
             )
         if origin.config.exists():
             self._check_same(job, origin.config)
+        elif read_manifest(checkpoint).config != config_hash(job):
+            raise ValueError(
+                f"resume={job.resume} was saved by a run with another config, which is not beside it: give the "
+                "model, data and optimiser that it had"
+            )
 
     def _check_same(self, job: JobConfig, config: Path) -> None:
-        there, here = yaml.safe_load(config.read_text()), asdict(job)
-        before, now = _flatten(there), _flatten(here)
+        here = asdict(job)
+        try:
+            there = yaml.safe_load(config.read_bytes())
+            rows = _rows_per_step(there), _rows_per_step(here)
+        except (yaml.YAMLError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(
+                f"{config} is damaged ({type(error).__name__}): bring it back from a copy, or remove it and give "
+                f"resume={config.parent}"
+            ) from None
+        # A key that is newer than the run had its default.
+        before, now = _flatten(asdict(JobConfig())) | _flatten(there), _flatten(here)
         missing = object()
         differing = [
             f"  {key}: {_show(before.get(key, missing))} there, {_show(now.get(key, missing))} here"
             for key in sorted(before.keys() | now.keys())
             if before.get(key, missing) != now.get(key, missing) and not _is_free(key)
         ]
-        rows = _rows_per_step(there), _rows_per_step(here)
         if rows[0] != rows[1]:
             differing.append(
                 "  rows per step (data.batch_size x trainer.accumulate x processes that read different rows): "
@@ -172,7 +210,12 @@ class RunDirectory:
             )
 
     def _sessions(self) -> list[dict[str, Any]]:
-        return json.loads(self.environment.read_text())["sessions"] if self.environment.exists() else []
+        if not self.environment.exists():
+            return []
+        try:
+            return list(json.loads(self.environment.read_bytes())["sessions"])
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+            raise ValueError(f"{self.environment} is damaged ({type(error).__name__}): remove it") from None
 
     def _check_unlocked(self) -> None:
         try:
@@ -191,6 +234,23 @@ class RunDirectory:
         while self.path.with_name(f"{self.path.name}-{number}").exists():
             number += 1
         return f"{self.name}-{number}"
+
+
+def config_hash(job: JobConfig) -> str:
+    """A hash of what a resumed run must keep. Keys at their defaults do not count, so that new ones change nothing."""
+    default = _flatten(asdict(JobConfig()))
+    fixed = {
+        key: value
+        for key, value in _flatten(asdict(job)).items()
+        if not _is_free(key) and (key not in default or value != default[key])
+    }
+    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
+
+
+def _replace(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}")
+    draft.write_text(text)
+    os.replace(draft, path)
 
 
 def _run_of(checkpoint: Path) -> RunDirectory:

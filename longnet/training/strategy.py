@@ -47,10 +47,15 @@ def gather_weights(module: LongNetModule, strategy: Strategy) -> None:
 
 @contextmanager
 def answers_in_time(seconds: float) -> Iterator[None]:
-    """Says in plain words that another process is gone, or has not answered for so many seconds."""
+    """Says in plain words that another process or a data worker is gone, or has not answered for so many seconds."""
     try:
         yield
     except RuntimeError as error:
+        if str(error).startswith("DataLoader worker"):
+            raise JobError(
+                "a process that prepares rows has died, of a signal or for want of memory: lower data.num_workers, or "
+                f"data.num_workers=0; the same command goes on from the last checkpoint ({error})"
+            ) from error
         if not dist.is_initialized() or not any(word in str(error).lower() for word in _LOST):
             raise
         reason = str(error).strip().splitlines()[0][:300]

@@ -146,10 +146,10 @@ def test_auto_says_what_it_picked_and_why() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("dtype", "num_kv_heads", "kernel"), [
-    (torch.bfloat16, 4, "cudnn"), (torch.bfloat16, 2, "flash"), (torch.float32, 2, "memory-efficient"),
-    (torch.float64, 4, "math"),
+@pytest.mark.parametrize(("dtype", "num_kv_heads", "head_dim", "kernel"), [
+    (torch.bfloat16, 4, 64, "cudnn"), (torch.bfloat16, 2, 64, "cudnn"), (torch.bfloat16, 2, 256, "flash"),
+    (torch.float32, 2, 64, "memory-efficient"), (torch.float64, 4, 64, "math"),
 ])  # fmt: skip
-def test_auto_picks_the_fast_kernel_on_a_gpu(dtype: torch.dtype, num_kv_heads: int, kernel: str) -> None:
-    q = torch.randn(1, 8, 4, 64, device="cuda", dtype=dtype)
+def test_auto_picks_the_fast_kernel_on_a_gpu(dtype: torch.dtype, num_kv_heads: int, head_dim: int, kernel: str) -> None:
+    q = torch.randn(1, 8, 4, head_dim, device="cuda", dtype=dtype)
     assert f"the {kernel} kernel" in explain_backend(q, q[:, :, :num_kv_heads])

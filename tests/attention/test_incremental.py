@@ -122,6 +122,9 @@ def test_what_is_kept_is_bounded_by_the_pattern() -> None:
             group = num_heads // num_kv_heads
             used = {(i, h % r) for i, r in enumerate((1, 4, 16)) for h in range(kv_head * group, (kv_head + 1) * group)}
             assert {lane[:2] for lane in of_head} == used
+            assert len(of_head) == len(used)
+            assert max(lane.start for lane in of_head) == 16 * (len(used) - 1)
+        assert lanes.num_slots - 128 <= 16 * max(map(len, lanes.of_head)) < lanes.num_slots
     assert capacities_for(pattern, 5) == (8, 2, 2)
 
 

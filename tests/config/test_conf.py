@@ -27,7 +27,7 @@ Compose = Callable[..., DictConfig]
 
 def test_the_groups_of_the_design() -> None:
     expected = {"model", "attention", "data", "optim", "trainer", "strategy", "logger", "callbacks"}
-    assert set(GROUPS) == expected | {"experiment", "debug", "paths"}
+    assert set(GROUPS) == expected | {"experiment", "debug", "paths", "hydra/launcher"}
 
 
 def test_the_default_job_has_every_key_of_the_schema(compose_job: Compose) -> None:

@@ -27,6 +27,17 @@ def test_each_misfit_is_named(values: dict[str, Any], problem: str) -> None:
     assert any(problem in line for line in problems_with(**values))
 
 
+def test_processes_that_share_sequences_take_neither_own_code_nor_a_growing_context() -> None:
+    lines = problems_with(
+        model__pretrained="data/smollm2-135m-instruct",
+        model__keep_code=True,
+        finetune__context_growth=[[512, 0.5]],
+        strategy__sequence_parallel_size=2,
+    )
+    assert any("model.keep_code=true: strategy.sequence_parallel_size=2 needs our own layers" in line for line in lines)
+    assert any("finetune.context_growth=[[512, 0.5]]: with strategy.sequence_parallel_size=2" in line for line in lines)
+
+
 def test_own_code_takes_one_pattern() -> None:
     fetched = "data/smollm2-135m-instruct"
     load_with(model__pretrained=fetched, model__keep_code=True)

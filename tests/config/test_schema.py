@@ -19,7 +19,7 @@ from longnet.data.build import SPEC_FIELDS
 from longnet.model import LongNetConfig
 from longnet.model.config import INITIALIZATIONS, NORMS, POSITION_EMBEDDINGS
 from longnet.model.rope_extension import KINDS
-from longnet.training.run import FROM_CHECKPOINT
+from longnet.training.pretrained import FROM_CHECKPOINT
 from longnet.training.schedule import SCHEDULES
 
 

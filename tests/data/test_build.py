@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 import shutil
 from itertools import islice
 
@@ -87,3 +88,14 @@ def test_a_stream_of_nothing_but_bad_input_ends(tmp_path, bpe):
     stream = build_corpus("text", **options, streaming=True, on_bad_input="skip").train
     with pytest.raises(ValueError, match="no document to train on"):
         list(islice(StreamBatches(stream, 1), 2))
+
+
+@pytest.mark.parametrize("options", [{"streaming": True}, {}, {"packing": "whole"}])
+def test_rows_can_be_sent_to_a_process(books, bpe, options):
+    corpus = build_corpus("text", path=str(books), tokenizer=str(bpe), context_length=50, validation_every=3, **options)
+    copy = pickle.loads(pickle.dumps(corpus.train))
+    if options.get("streaming"):
+        rows, again = (next(iter(StreamBatches(train, 2))) for train in (corpus.train, copy))
+    else:
+        rows, again = corpus.train[1], copy[1]
+    assert rows["input_ids"].tolist() == again["input_ids"].tolist()

@@ -172,10 +172,10 @@ def test_every_seventh_number_is_validation(tmp_path):
 
 def test_tei_files_are_read_as_their_text(tmp_path):
     tei = b"""<?xml version="1.0"?><TEI xmlns="x"><teiHeader><title>No</title></teiHeader>
-    <text><body><head>Chapter I</head><p>It was <hi rend="i">the</hi>
+    <text><!-- a > b --><body><head>Chapter I</head><p>It was <hi rend="i">the</hi>
       best &amp; worst.<note>An editor's.</note></p><p>Caf\xc3\xa9&#233;</p></body></text></TEI>"""
     write(tmp_path, a_xml=tei, b_xml=b"<html>no TEI</html>")
     assert read(tmp_path) == {
-        "a.xml": "Chapter I\nIt was the best & worst.\nCaféé\n".encode(),
+        "a.xml": "Chapter I\n\nIt was the best & worst.\n\nCaféé\n".encode(),
         "b.xml": b"<html>no TEI</html>",
     }

@@ -97,6 +97,18 @@ def test_a_padded_batch_generates_what_each_would_alone(model: LongNetForCausalL
         torch.testing.assert_close(torch.stack(result.logits)[:, row], full.float(), atol=1e-5, rtol=0)
 
 
+def test_a_padded_batch_is_read_in_pieces(model: LongNetForCausalLM) -> None:
+    lengths = [40, 23, 5]
+    tokens = some_tokens(3, 40)
+    mask = torch.stack([torch.arange(40) >= 40 - length for length in lengths]).long()
+    cache = LongNetCache(model.config)
+    first = read(model.model, tokens[:, :30], cache, attention_mask=mask[:, :30], piece=7)
+    hidden = torch.cat((first, read(model.model, tokens[:, 30:], cache, attention_mask=mask, piece=4)), 1)
+    for row, length in enumerate(lengths):
+        alone = model.model(tokens[row : row + 1, 40 - length :])
+        torch.testing.assert_close(hidden[row : row + 1, 40 - length :], alone, atol=1e-10, rtol=0)
+
+
 def test_goes_on_from_a_cache() -> None:
     model = small_model().double()
     prompt = some_tokens(1, 20)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from longnet.attention import DilatedAttention, DilationPattern, MultiheadDilatedAttention
-from longnet.parallel import RingDilatedAttention, RingMultiheadDilatedAttention, sequence_parallel_attention
+from longnet.attention import DilatedAttention, DilationPattern, MultiheadDilatedAttention, build_block
+from longnet.parallel import FORMS, RingDilatedAttention, RingMultiheadDilatedAttention, sequence_parallel_attention
+from longnet.parallel.attention import ShardedOperator
 from longnet.parallel.group import SequenceGroup
 
 from .processes import run
@@ -72,6 +74,37 @@ def multihead() -> tuple[Any, list[str]]:
     assert list(parts) == [(0, 1), (0, 1, 2)]
     assert parts[0, 1, 2] is group
     return grad.numpy(), problems
+
+
+def compiled_and_dropped() -> dict[str, Any]:
+    """What a compiled block gives beside an eager one, and what dropout gives on this rank, twice from one seed."""
+    group = SequenceGroup.of()
+    block = build_block({"name": "dilated", "segment_lengths": [8, 64], "dilation_rates": [1, 2], "dropout": 0.5})
+    found: dict[str, Any] = {}
+    for form in FORMS:
+        block.operator = ShardedOperator(form, group)
+        torch.manual_seed(dist.get_rank())
+        qkv = [torch.randn(1, 32, 4, 8, requires_grad=True) for _ in range(3)]
+        results = []
+        for run_block in (block.eval(), torch.compile(block.eval(), fullgraph=True, backend="aot_eager")):
+            out = run_block(*qkv)
+            results.append([out, *torch.autograd.grad(out.square().sum(), qkv)])
+        found[form] = all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+        block.train()
+        draws = []
+        for seed in (0, 0, 1):
+            torch.manual_seed(seed)
+            draws.append(block(*qkv))
+        (grad,) = torch.autograd.grad(draws[0].sum(), qkv[:1])
+        same, other = torch.equal(draws[0], draws[1]), torch.equal(draws[0], draws[2])
+        found[f"{form} dropout"] = same and not other and bool(grad.isfinite().all())
+    assert copy.deepcopy(block).operator.group == group.name
+    return found
+
+
+def test_blocks_compile_as_one_graph_and_draw_dropout_from_the_seed():
+    for found in run(2, compiled_and_dropped):
+        assert all(found.values()), found
 
 
 def test_sequences_side_by_side():

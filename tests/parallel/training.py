@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from safetensors.torch import load_file
 
 from longnet.config.schema import JobConfig
@@ -19,7 +17,7 @@ def train_on(world: int, jobs: list[JobConfig], timeout: float = 200.0) -> None:
     """Trains the jobs one after the other; their processes are the same."""
     for job in jobs:
         job.trainer.devices = world
-    run(world, _train, jobs, timeout=timeout)
+    run(world, _train, jobs, timeout=timeout, connect=False)
 
 
 def outcome(job: JobConfig) -> tuple[list[dict[str, float]], dict[str, Any]]:
@@ -29,11 +27,6 @@ def outcome(job: JobConfig) -> tuple[list[dict[str, float]], dict[str, Any]]:
 
 
 def _train(jobs: list[JobConfig]) -> None:
-    rank, world = str(dist.get_rank()), str(dist.get_world_size())
-    os.environ |= {
-        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "GROUP_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "test",
-    }  # fmt: skip
     from longnet.training import recorder
     from longnet.training.run import train
 

@@ -95,6 +95,17 @@ def test_bad_command_lines_get_all_their_faults_at_once(tmp_path: Path, run: Run
     assert not list(tmp_path.iterdir())
 
 
+def test_reading_is_measured(tmp_path: Path, run: Run) -> None:
+    shape = ("hidden_size=16", "layers=1", "heads=2", "kv_heads=1", "intermediate_size=16", "base=64")
+    stream = ("tokens=1e3", "piece=128", "report=2", "decode_tokens=3", f"output={tmp_path / 'reading'}")
+    done = run("benchmark_reading.py", *shape, *stream)
+    assert done.returncode == 0, done.stderr
+    rows = (tmp_path / "reading.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["tokens", "256", "512", "768", "1000"]
+    assert (tmp_path / "reading.png").exists()
+    assert "w/r 64/1, 256/4, 1024/16" in done.stderr
+
+
 def test_help_says_what_the_keys_are(run: Run) -> None:
     done = run("generate.py", "--help")
     assert done.returncode == 0

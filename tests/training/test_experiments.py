@@ -12,6 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from longnet.config import load
 from longnet.training.metrics import read_metrics
 from longnet.training.run import train
+from tests.model.hf.originals import original
 
 CONF = Path(__file__).parents[2] / "conf"
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
@@ -32,12 +33,24 @@ SHRUNKEN = {
 }
 
 
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small one in the place of the weights that an experiment would fetch."""
+    path = tmp_path_factory.mktemp("checkpoints") / "llama"
+    original("smollm2", vocab_size=384).save_pretrained(path)
+    return path
+
+
 @pytest.mark.parametrize(
     "override", [f"experiment={name}" for name in EXPERIMENTS] + [f"attention={name}" for name in ATTENTION]
 )
-def test_it_takes_a_step(override, tmp_path, monkeypatch):
+def test_it_takes_a_step(override, checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
     overrides = [override, "debug=fast_dev", f"run.root={tmp_path}", *(f"{k}={v}" for k, v in SHRUNKEN.items())]
+    if "finetune" in override:
+        overrides = [item for item in overrides if not item.startswith("model.")]
+        overrides += [f"model.pretrained={checkpoint}", "data.tokenizer=bytes", "finetune.context_growth=[[128,0.5]]"]
+        overrides += ["attention.dilated.base=64"]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("train", overrides, return_hydra_config=True)
         HydraConfig.instance().set_config(cfg)

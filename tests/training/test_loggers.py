@@ -70,7 +70,7 @@ def test_wandb_and_tensorboard_write_inside_the_run_and_keep_their_id(tmp_path):
         for logger in loggers:
             logger.log_metrics({"train/loss": 1.0}, step)
             logger.finalize("success")
-        ids.append(loggers[2].experiment.id)
+        ids.append(loggers[2].logger.experiment.id)
         close_loggers(loggers)
     assert ids[0] == ids[1]
     written = {path.relative_to(run.path).parts[0] for path in run.path.rglob("*") if path.is_file()}

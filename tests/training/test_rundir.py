@@ -3,11 +3,14 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import yaml
 
-from longnet.training.rundir import RunDirectory
+from longnet.checkpoint import Facts, Writer, path_of
+from longnet.config.schema import JobConfig
+from longnet.training.rundir import RunDirectory, config_hash
 
 
 def directory(job) -> RunDirectory:
@@ -19,8 +22,14 @@ def started(job, steps_saved: bool = True) -> RunDirectory:
     run.open(job, {"python": "3"})
     run.close()
     if steps_saved:
-        run.last.write_text("weights")
+        save(run, 3)
     return run
+
+
+def save(run: RunDirectory, step: int, loss: float | None = None) -> Path:
+    path = path_of(run.checkpoints, step)
+    Writer(path, {"global_step": step}, Facts(step, config_hash(JobConfig()), loss)).write()
+    return path
 
 
 def test_a_new_run_begins_at_step_0_and_leaves_nothing_before_it_opens(make_job):
@@ -105,7 +114,8 @@ def test_files_that_are_not_a_runs_are_left_alone(make_job):
 
 def test_a_given_checkpoint_or_run_is_resumed_here_or_under_a_new_name(make_job):
     run = started(make_job())
-    run.best.write_text("weights")
+    save(run, 2, loss=1.0)
+    assert run.best == path_of(run.checkpoints, 2)
     assert run.find_start(make_job(resume=str(run.best))) == run.best
     branch = make_job(resume=str(run.path), run__name="branch")
     assert directory(branch).find_start(branch) == run.last

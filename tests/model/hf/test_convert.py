@@ -224,3 +224,46 @@ def _tokenizer(size: int) -> PreTrainedTokenizerFast:
 
 def _fields(path: Path) -> dict[str, Any]:
     return {k: v for k, v in json.loads((path / "config.json").read_text()).items() if k != "transformers_version"}
+
+
+def test_a_gguf_file_is_dequantised_and_imported(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    theirs = original("smollm2")
+    config = theirs.config
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+             "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+             "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
+             "post_attention_layernorm": "ffn_norm"}  # fmt: skip
+    for name, tensor in theirs.state_dict().items():
+        target = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}.get(name)
+        if name == "lm_head.weight":
+            continue
+        if target is None:
+            number, part = name.removeprefix("model.layers.").removesuffix(".weight").split(".", 1)
+            target = f"blk.{number}.{names[part]}.weight"
+            if part in ("self_attn.q_proj", "self_attn.k_proj"):
+                # llama.cpp rotates neighbours, transformers the two halves.
+                tensor = tensor.unflatten(0, (-1, 2, config.head_dim // 2)).transpose(1, 2).flatten(0, 2)
+        writer.add_tensor(target, tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    ours = LongNetForCausalLM.from_hf(tmp_path / "model.gguf", **PATTERN)
+    expected = LongNetForCausalLM.from_hf(theirs, **PATTERN)
+    assert same_bits(ours, expected)
+    cut = (tmp_path / "model.gguf").read_bytes()
+    (tmp_path / "cut.gguf").write_bytes(cut[: len(cut) // 2])
+    with pytest.raises(ValueError, match=r"cut.gguf' is damaged"):
+        LongNetForCausalLM.from_hf(tmp_path / "cut.gguf")

@@ -1,0 +1,164 @@
+"""Numbers gone bad: said where, left out without a trace, or gone back from."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from longnet.checkpoint import read_whole, steps_of
+from longnet.config.errors import JobError
+from longnet.training.module import LongNetModule
+from longnet.training.run import train
+
+from .jobs import losses
+from .processes import finish, running
+
+OPTIONS = {"trainer__guard__non_finite": "skip", "trainer__val_every": 100}
+
+
+def poison(monkeypatch, steps, kind="output"):
+    """Makes a part of the model not finite in some steps; the state before and after each step is kept."""
+    step, states = LongNetModule.training_step, []
+
+    def training_step(self: LongNetModule, batch: Any) -> None:
+        mlp = self.model.model.layers[1].mlp
+        before = copy.deepcopy((self.model.state_dict(), self.optimizers().optimizer.state_dict()["state"]))
+        handle = None
+        if self.global_step + 1 in steps:
+            weight = next(mlp.parameters())
+            handle = (
+                mlp.register_forward_hook(lambda module, inputs, output: output * torch.nan)
+                if kind == "output"
+                else weight.register_hook(lambda gradient: gradient * torch.inf)
+            )
+        step(self, batch)
+        if handle is not None:
+            handle.remove()
+        states.append((before, (self.model.state_dict(), self.optimizers().optimizer.state_dict()["state"])))
+        states[-1] = copy.deepcopy(states[-1])
+
+    monkeypatch.setattr(LongNetModule, "training_step", training_step)
+    return states
+
+
+def equal(left, right):
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
+    return torch.equal(left, right)
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("output", r"the loss is not finite at step 3: first in the output of model\.layers\.1\.mlp \("),
+        ("gradient", r"the gradient is not finite at step 3: first in the gradient of model\.layers\.1\.mlp"),
+    ],
+)
+def test_raising_names_the_step_the_place_and_the_documents(make_job, monkeypatch, kind, what):
+    poison(monkeypatch, {3}, kind)
+    with pytest.raises(JobError, match=rf"{what}.*rows \d+, \d+, with documents \d+.*Lower optim\.lr"):
+        train(make_job())
+
+
+@pytest.mark.parametrize("kind", ["output", "gradient"])
+def test_a_skipped_step_leaves_weights_and_optimiser_as_they_were(make_job, monkeypatch, capsys, kind):
+    states = poison(monkeypatch, {3, 4}, kind)
+    job = make_job(**OPTIONS)
+    train(job)
+    assert len(states) == 6
+    for number, (before, after) in enumerate(states, 1):
+        untouched = [equal(old, new) for old, new in zip(before, after, strict=True)]
+        assert untouched == [number in (3, 4)] * 2, number
+    said = " ".join(capsys.readouterr().out.split())
+    assert "not finite at step 3" in said
+    assert "Skipped, 2 in a row of trainer.guard.skip_limit=5" in said
+    rows = losses(Path(job.run.root) / "default/metrics.csv")
+    assert [row["step"] for row in rows if "train/loss" in row] == [1, 2, 5, 6]
+
+
+def test_too_many_in_a_row_end_the_run_but_not_one_here_and_one_there(make_job, monkeypatch):
+    with monkeypatch.context() as patch:
+        poison(patch, {1, 3, 5})
+        train(make_job(run__name="apart", trainer__guard__skip_limit=1, **OPTIONS))
+    poison(monkeypatch, {3, 4})
+    with pytest.raises(JobError, match="not finite at step 4"):
+        train(make_job(run__name="in_a_row", trainer__guard__skip_limit=1, **OPTIONS))
+
+
+ONE_RANK_IS_BAD = """
+import os, torch
+from longnet.training.module import LongNetModule
+loss_sums = LongNetModule._loss_sums
+def poisoned(self, *arguments):
+    sums = loss_sums(self, *arguments)
+    if os.environ["RANK"] == "1" and sums.loss.requires_grad and self.global_step == 2:
+        sums.loss.register_hook(lambda gradient: gradient * torch.nan)
+    return sums
+LongNetModule._loss_sums = poisoned
+"""
+
+
+def test_all_processes_skip_what_is_bad_in_one(make_job):
+    job = make_job(trainer__devices=2, strategy__name="ddp", data__batch_size=1, **OPTIONS)
+    with running(job, ONE_RANK_IS_BAD) as ranks:
+        codes, said = finish(ranks)
+    assert codes == [0, 0], said
+    assert "the gradient is not finite at step 3" in said
+    saved = read_whole(steps_of(Path(job.run.root) / "default/checkpoints")[-1])
+    assert all(torch.isfinite(weight).all() for weight in saved["state_dict"].values())
+    assert saved["callbacks"]["Guard"]["skipped"] == 1
+
+
+def spike(monkeypatch, bad_batches):
+    """Makes the loss jump on some batches of the data; the batches that were trained on."""
+    step, taken = LongNetModule.training_step, []
+
+    def training_step(self: LongNetModule, batch: Any) -> None:
+        number = self.trainer.datamodule.batch_of(self.global_step)
+        taken.append((number, batch["input_ids"].clone()))
+        step(self, batch)
+        if number in bad_batches:
+            self.step_loss *= 10
+
+    monkeypatch.setattr(LongNetModule, "training_step", training_step)
+    return taken
+
+
+SPIKES = {"trainer__guard__spike_factor": 2.0, "trainer__guard__spike_window": 2, "trainer__max_steps": 9}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["store", "stream"])
+def test_a_run_goes_back_and_leaves_the_data_out(make_job, monkeypatch, capsys, stream):
+    options = {"data__streaming": True, "data__block_rows": 5, "data__validation_samples": 4} if stream else {}
+    with monkeypatch.context() as patch:
+        seen = spike(patch, set())
+        train(make_job(run__name="even", trainer__max_steps=11, **options))
+        all_batches = dict(seen)
+    taken = spike(monkeypatch, {4})
+    job = make_job(**SPIKES, **options)
+    train(job)
+    # Saved at 3; the fifth batch is the bad one, so two batches are left out.
+    assert [number for number, _ in taken] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    assert all(torch.equal(ids, all_batches[number]) for number, ids in taken)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "at step 5, and was" in said
+    assert "going back to step 3, and on without that data" in said
+    rows = losses(Path(job.run.root) / "default/metrics.csv")
+    assert [row["step"] for row in rows] == list(range(1, 10))
+    state = read_whole(steps_of(Path(job.run.root) / "default/checkpoints")[-1])["TextDataModule"]
+    assert state["left_out"] == [[3, 2]]
+
+    # A run that goes on from there leaves the same data out.
+    taken.clear()
+    train(make_job(**SPIKES | {"trainer__max_steps": 10}, **options))
+    assert [number for number, _ in taken] == [11]
+
+
+def test_a_run_goes_back_only_so_often(make_job, monkeypatch):
+    spike(monkeypatch, set(range(3, 99)))
+    with pytest.raises(JobError, match=r"trainer\.guard\.rewinds=2 are spent"):
+        train(make_job(trainer__guard__rewinds=2, **SPIKES))
