@@ -49,6 +49,10 @@ format: $(READY)  ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+.PHONY: docs
+docs: $(READY)  ## write docs/configuration.md from the schema and conf/
+	$(BIN)/python scripts/document_config.py
+
 .PHONY: benchmark
 benchmark: $(READY)  ## time the attention backends against dense attention
 	$(BIN)/python scripts/benchmark_attention.py
