@@ -12,6 +12,8 @@ def test_the_mean_is_weighted_by_the_groups_sizes():
     found = mean_of_groups([10.0, 2.0], [1, 9])
     assert found.value == pytest.approx(1.2)
     assert found.low < found.value < found.high
+    # Two groups of one: the standard error of a mean, by the textbook, is 1.
+    assert mean_of_groups([0.0, 2.0], [1, 1]).high == pytest.approx(1 + 1.96, abs=1e-3)
 
 
 def test_intervals_hold_the_truth_about_as_often_as_they_say():

@@ -36,6 +36,8 @@ def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("evaluated")
     corpus = write_corpus(root / "files", files=40)
     measured = {"evaluation__contexts": [32, 64], "evaluation__max_tokens": 64, "evaluation__documents": 2}
+    # A model that is left in eval mode would drop nothing from there on.
+    measured["model__dropout"] = 0.1
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("longnet.training.recorder.measure_matmul_rate", lambda device, dtype: 1e12)
         for name, every in (("watched", 4), ("plain", 0)):
