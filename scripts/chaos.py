@@ -264,7 +264,8 @@ def run_process(job: JobConfig, rank: int, port: int, screen: Path) -> None:
     torch.set_num_threads(1)
     # As in a process that was started by hand; this one's own way would import torch again for every data worker.
     multiprocessing.set_start_method("fork", force=True)
-    recorder.measure_matmul_rate = lambda device, dtype: 1e12  # it would take most of a tiny job's time
+    # Measuring it would take most of a tiny job's time.
+    vars(recorder)["measure_matmul_rate"] = lambda device, dtype: 1e12
     reports_user_errors(train)(job)
 
 
