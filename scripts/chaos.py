@@ -36,6 +36,7 @@ from longnet.config import JobConfig
 from longnet.training.metrics import read_metrics
 
 SAVE_EVERY, VAL_EVERY, STEPS = 4, 5, 40
+SCREENS = Path(tempfile.mkdtemp(prefix="chaos-screens-"))
 # Columns that depend on the clock.
 MEASURED = ("tokens_per_second", "data_wait", "mfu", "peak_memory_gib", "seconds")
 SIGNALS = {"SIGTERM": signal.SIGTERM, "SIGUSR1": signal.SIGUSR1, "Ctrl-C": signal.SIGINT}
@@ -178,7 +179,8 @@ class Job:
     def __init__(self, job: JobConfig) -> None:
         self.root = Path(job.run.root)
         self._run = run_path(job)
-        self._screens = [self.root / f"{job.run.name}-{rank}.txt" for rank in range(job.trainer.devices)]
+        # Not on the disk that is to be full.
+        self._screens = [SCREENS / f"{job.run.name}-{rank}.txt" for rank in range(job.trainer.devices)]
         port = random.SystemRandom().randrange(20000, 60000)
         context = multiprocessing.get_context("forkserver")
         # Imports torch once; each process is then a quick fork.
@@ -260,7 +262,10 @@ def run_process(job: JobConfig, rank: int, port: int, screen: Path) -> None:
     from longnet.training.run import train
 
     torch.set_num_threads(1)
-    recorder.measure_matmul_rate = lambda device, dtype: 1e12  # it would take most of a tiny job's time
+    # As in a process that was started by hand; this one's own way would import torch again for every data worker.
+    multiprocessing.set_start_method("fork", force=True)
+    # Measuring it would take most of a tiny job's time.
+    vars(recorder)["measure_matmul_rate"] = lambda device, dtype: 1e12
     reports_user_errors(train)(job)
 
 

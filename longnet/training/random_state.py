@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from lightning.pytorch import Trainer
 
 # More than any process's state takes as JSON; all processes must send equally much.
@@ -18,9 +19,11 @@ def gather_random_state(trainer: Trainer) -> list[dict[str, Any]]:
     """The states of all processes, by rank, as plain values."""
     text = json.dumps(_own_state()).encode().ljust(_BYTES)
     own = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(trainer.strategy.root_device)
-    gathered = trainer.strategy.all_gather(own)
-    assert isinstance(gathered, torch.Tensor)
-    return [json.loads(bytes(row.tolist())) for row in gathered.reshape(-1, _BYTES).cpu()]
+    gathered = [own]
+    if trainer.world_size > 1:
+        gathered = [torch.empty_like(own) for _ in range(trainer.world_size)]
+        dist.all_gather(gathered, own)
+    return [json.loads(bytes(text.tolist())) for text in gathered]
 
 
 def set_random_state(states: list[dict[str, Any]], rank: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import count
 from typing import Any
@@ -277,7 +278,12 @@ def finish(session: Session) -> None:
 
 
 def _warner(console: Console) -> Callable[[str], None]:
-    return lambda text: console.print(text, highlight=False, soft_wrap=True, style="bold red", markup=False)
+    def warn(text: str) -> None:
+        # Where the disk is full, so may be the one that the screen goes to.
+        with suppress(OSError):
+            console.print(text, highlight=False, soft_wrap=True, style="bold red", markup=False)
+
+    return warn
 
 
 def _corpus_options(data: DataConfig) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -99,6 +100,8 @@ def _process(job: JobConfig, before: str, rank: int, world: int, port: int, scre
     from longnet.training.run import train
 
     torch.set_num_threads(1)
+    # As in a process that was started by hand; this one's own way would import torch again for every data worker.
+    multiprocessing.set_start_method("fork", force=True)
     recorder.measure_matmul_rate = lambda device, dtype: 1e12
     exec(before, {})
     try:
