@@ -23,8 +23,8 @@ from torch import Tensor
 from longnet.model.rope import rotate
 from longnet.training.loss import linear_cross_entropy
 
-# hidden size, intermediate size, heads, vocabulary
-SHAPES = {"125m": (768, 3072, 12, 50304), "1b": (2048, 8192, 32, 128256)}
+# Hidden size, intermediate size of a gated MLP with as many weights, heads, vocabulary.
+SHAPES = {"125m": (768, 2048, 12, 50304), "1b": (2048, 8192, 32, 128256)}
 HEAD_DIM = 64
 
 Work = Callable[[], object]

@@ -159,7 +159,7 @@ def fit_to_the_end(session: Session) -> Session:
     """Trains to the last step; where the loss jumps, goes back to the last checkpoint and on with other data.
 
     Returns:
-        The session with the module that was trained.
+        The same, with the module that was trained.
     """
     job, run = session.job, session.run
     for rewinds in count(1):
