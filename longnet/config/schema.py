@@ -231,6 +231,7 @@ class MeasurementConfig:
 
     contexts: list[int] | None = None
     max_tokens: int = 65536
+    within_documents: bool = False
     beyond: Literal["read", "slide"] = "read"
     documents: int = 16
     tasks: list[str] = field(default_factory=list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from longnet.data import Tokenizer, build_sample
 from longnet.data.packing import TokenStream
 from longnet.model import LongNetForCausalLM
 
-from .language import Tokens, choose_blocks, loss_by_context, loss_by_position
+from .language import Blocks, Tokens, choose_blocks, loss_by_context, loss_by_position
 from .results import Results
 from .retrieval import awkward_places, placement_sweep, retrieval_grid
 from .text import Text
@@ -35,6 +36,7 @@ class Evaluation:
     documents: list[tuple[int, int]]
     options: MeasurementConfig
     contexts: list[int]
+    blocks: Blocks
     lengths: dict[str, list[int]]
     trained: int
 
@@ -42,10 +44,8 @@ class Evaluation:
     def tokens(self) -> int:
         """How many tokens will be read, for a progress bar."""
         options, total = self.options, sum(end - start for start, end in self.documents)
-        if self.contexts:
-            blocks = len(choose_blocks(len(self.text.stream), self.contexts, options.max_tokens).ends)
-            windows = {min(c, self.trained) if options.beyond == "slide" else c for c in self.contexts}
-            total += blocks * sum(windows)
+        windows = {min(c, self.trained) if options.beyond == "slide" else c for c in self.contexts}
+        total += len(self.blocks.ends) * sum(windows)
         for task, lengths in self.lengths.items():
             total += sum(lengths) * options.samples * (1 if task == "copy" else len(options.depths))
         if options.placements:
@@ -57,7 +57,7 @@ class Evaluation:
         model, options = self.model, self.options
         shared: dict[str, Any] = {"batch_tokens": options.batch_tokens, "advance": advance}
         contexts = loss_by_context(
-            model, self.text.stream, self.contexts, self.text.tokenizer, max_tokens=options.max_tokens,
+            model, self.text.stream, self.contexts, self.text.tokenizer, blocks=self.blocks,
             trained=self.trained if options.beyond == "slide" else None, **shared,
         ) if self.contexts else []  # fmt: skip
         positions = loss_by_position(model, self._documents(), **shared) if self.documents else []
@@ -92,11 +92,13 @@ def plan(model: LongNetForCausalLM, text: Text, options: MeasurementConfig) -> E
     if len(stream) == 0:
         # A made-up task, or a mixture, is no running text.
         contexts = []
-    if contexts:
-        choose_blocks(len(stream), contexts, options.max_tokens)
-    documents = _whole_documents(stream, text.tokenizer.eos_id, options.documents) if len(stream) else []
+    looked_for = len(stream) and (options.documents or options.within_documents)
+    borders = _documents(stream, text.tokenizer.eos_id) if looked_for else []
+    stretches = borders if options.within_documents else [(0, len(stream) - 1)]
+    blocks = choose_blocks(stretches, contexts, options.max_tokens) if contexts else Blocks((), 0)
+    documents = _spread(borders, options.documents)
     lengths = {task: _lengths(task, text.tokenizer, options, trained) for task in options.tasks}
-    return Evaluation(model, text, documents, options, contexts, lengths, trained)
+    return Evaluation(model, text, documents, options, contexts, blocks, lengths, trained)
 
 
 def _quarters(longest: int, available: int) -> list[int]:
@@ -123,14 +125,16 @@ def _lengths(task: str, tokenizer: Tokenizer, options: MeasurementConfig, traine
     return [length for length in _quarters(trained, trained) if fits(length)]
 
 
-def _whole_documents(stream: TokenStream, eos_id: int, number: int) -> list[tuple[int, int]]:
-    """Begin (at the eos before it) and end (the eos behind it) of documents, evenly spread over the stream."""
-    if number == 0:
-        return []
+def _documents(stream: TokenStream, eos_id: int) -> list[tuple[int, int]]:
+    """Begin (at the eos before it) and end (the eos behind it) of every document."""
     # A part at a time: the stream may be a file that is larger than memory.
     parts = range(0, len(stream), SCANNED)
     borders = np.concatenate([np.flatnonzero(stream[begin : begin + SCANNED] == eos_id) + begin for begin in parts])
-    if len(borders) < 2:
-        return [(0, len(stream) - 1)]
-    chosen = np.unique(np.linspace(0, len(borders) - 2, min(number, len(borders) - 1)).round().astype(int))
-    return [(int(borders[index]), int(borders[index + 1])) for index in chosen]
+    return list(pairwise(borders.tolist())) or [(0, len(stream) - 1)]
+
+
+def _spread(documents: list[tuple[int, int]], number: int) -> list[tuple[int, int]]:
+    if not documents or number == 0:
+        return []
+    chosen = np.unique(np.linspace(0, len(documents) - 1, min(number, len(documents))).round().astype(int))
+    return [documents[index] for index in chosen]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -75,20 +77,29 @@ class Blocks:
     size: int
 
 
-def choose_blocks(stream_length: int, contexts: Sequence[int], max_tokens: int) -> Blocks:
-    """Stretches, evenly spread over a stream, that every context can be measured on.
+def choose_blocks(stretches: Sequence[tuple[int, int]], contexts: Sequence[int], max_tokens: int) -> Blocks:
+    """Targets, evenly spread over stretches of a stream, that every context can be measured on.
 
-    A block has half as many tokens as the shortest window, and lies where the longest one fits before its end.
+    A block has half as many tokens as the shortest window, and lies where the longest one fits into its stretch.
+
+    Args:
+        stretches: first and last index of each: the whole stream, or its documents.
+        contexts: the windows' lengths.
+        max_tokens: targets at most.
     """
     size, longest = max(1, min(contexts) // 2), max(contexts)
-    if stream_length <= longest:
+    available = max((last - first + 1 for first, last in stretches), default=0)
+    if available <= longest:
         raise ValueError(
             f"contexts={list(contexts)}: the longest window and one token need {longest + 1} tokens of text, there are "
-            f"{stream_length}; expected at most {stream_length - 1}, or more text"
+            f"{available}; expected at most {available - 1}, or more text"
         )
-    room = (stream_length - 1 - longest) // size + 1
-    count = max(1, min(room, max_tokens // size))
-    return Blocks(tuple(longest + 1 + round(i * (room - 1) / max(count - 1, 1)) * size for i in range(count)), size)
+    rooms = [range(first + longest + 1, last + 2, size) for first, last in stretches]
+    before = list(accumulate(map(len, rooms), initial=0))
+    count = max(1, min(before[-1], max_tokens // size))
+    chosen = [round(i * (before[-1] - 1) / max(count - 1, 1)) for i in range(count)]
+    holders = [bisect_right(before, index) - 1 for index in chosen]
+    return Blocks(tuple(rooms[at][index - before[at]] for at, index in zip(holders, chosen, strict=True)), size)
 
 
 @torch.inference_mode()
@@ -98,7 +109,7 @@ def loss_by_context(
     contexts: Sequence[int],
     tokenizer: Tokenizer,
     *,
-    max_tokens: int,
+    blocks: Blocks,
     batch_tokens: int,
     trained: int | None = None,
     advance: Advance = lambda tokens: None,
@@ -110,14 +121,13 @@ def loss_by_context(
         stream: token ids; may be a memory map.
         contexts: the windows' lengths.
         tokenizer: tells how many bytes the targets stand for.
-        max_tokens: targets at most.
+        blocks: the targets, as `choose_blocks` gives them.
         batch_tokens: tokens read at once.
         trained: windows longer than this slide: each target sees the latest so many tokens. None reads them whole,
             at positions that training may never have had.
         advance: told of the tokens that were read.
     """
     contexts = sorted(set(contexts))
-    blocks = choose_blocks(len(stream), contexts, max_tokens)
     num_bytes = sum(len(tokenizer.decode(stream[end - blocks.size : end])) for end in blocks.ends)
     tokens = len(blocks.ends) * blocks.size
     rows: list[ContextRow] = []

@@ -46,22 +46,35 @@ def test_pieces_do_not_change_the_losses(model, piece, monkeypatch):
 def test_blocks_fit_every_window_and_never_overlap():
     for length in (129, 200, 1000):
         for most in (1, 100, 10_000):
-            blocks = choose_blocks(length, [32, 128], most)
+            blocks = choose_blocks([(0, length - 1)], [32, 128], most)
             assert blocks.size == 16
             assert min(blocks.ends) > 128
             assert max(blocks.ends) <= length
             assert all(b - a >= 16 for a, b in zip(blocks.ends, blocks.ends[1:], strict=False))
             assert len(blocks.ends) * 16 <= max(most, 16)
     with pytest.raises(ValueError, match="need 129 tokens of text, there are 128; expected at most 127"):
-        choose_blocks(128, [32, 128], 100)
+        choose_blocks([(0, 127)], [32, 128], 100)
+
+
+def test_windows_can_be_kept_within_documents():
+    documents = [(0, 50), (50, 300), (300, 400), (400, 999)]
+    blocks = choose_blocks(documents, [32, 128], 10_000)
+    for end in blocks.ends:
+        assert any(first <= end - 129 and end - 1 <= last for first, last in documents)
+    # Every place that fits is taken: after 129 tokens of a document, every 16.
+    assert len(blocks.ends) == ((251 - 129) // 16 + 1) + ((600 - 129) // 16 + 1)
+    some = choose_blocks(documents, [32, 128], 64)
+    assert len(some.ends) == 4
+    assert set(some.ends) <= set(blocks.ends)
+    assert (some.ends[0], some.ends[-1]) == (blocks.ends[0], blocks.ends[-1])
 
 
 def test_every_context_is_measured_on_the_same_tokens(model):
     contexts = [24, 64, 160]
-    blocks = choose_blocks(len(STREAM), contexts, 200)
+    blocks = choose_blocks([(0, len(STREAM) - 1)], contexts, 200)
     read = []
     rows = loss_by_context(
-        model, STREAM, contexts, ByteTokenizer(), max_tokens=200, batch_tokens=150, advance=read.append
+        model, STREAM, contexts, ByteTokenizer(), blocks=blocks, batch_tokens=150, advance=read.append
     )
     assert [row.context for row in rows] == contexts
     assert sum(read) == len(blocks.ends) * sum(contexts)
@@ -80,7 +93,8 @@ def test_every_context_is_measured_on_the_same_tokens(model):
 
 
 def test_a_window_slides_beyond_the_trained_length(model):
-    options = {"max_tokens": 100, "batch_tokens": 512}
+    blocks = choose_blocks([(0, len(STREAM) - 1)], [32, 64, 256], 100)
+    options = {"blocks": blocks, "batch_tokens": 512}
     slid = loss_by_context(model, STREAM, [32, 64, 256], ByteTokenizer(), trained=64, **options)
     assert [row.read for row in slid] == [32, 64, 64]
     assert slid[2].loss == slid[1].loss
