@@ -224,7 +224,7 @@ def pattern_from(pattern: DilationPattern, begin: int, length: int) -> DilationP
     if pattern.heads == "all" and all(
         moved % w == 0 or (moved % w % r == 0 and moved % w + length <= w) for w, r in pattern.levels
     ):
-        lengths = tuple(w if moved % w == 0 else max(length, r) for w, r in pattern.levels)
+        lengths = tuple(w if w < length else max(length, r) for w, r in pattern.levels)
         return replace(pattern, segment_lengths=lengths, shift=0)
     return replace(pattern, shift=moved % math.lcm(*pattern.segment_lengths))
 

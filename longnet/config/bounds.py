@@ -110,6 +110,7 @@ BOUNDS = {
     "evaluation.every": NOT_NEGATIVE,
     "evaluation.max_tokens": COUNT,
     "evaluation.documents": NOT_NEGATIVE,
+    "evaluation.document_tokens": COUNT,
     "evaluation.samples": COUNT,
     "evaluation.batch_tokens": COUNT,
 }

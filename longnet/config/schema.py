@@ -234,6 +234,7 @@ class MeasurementConfig:
     within_documents: bool = False
     beyond: Literal["read", "slide"] = "read"
     documents: int = 16
+    document_tokens: int | None = None
     tasks: list[str] = field(default_factory=list)
     lengths: list[int] | None = None
     depths: list[float] = field(default_factory=lambda: [0.0, 0.25, 0.5, 0.75, 1.0])

@@ -96,7 +96,8 @@ def plan(model: LongNetForCausalLM, text: Text, options: MeasurementConfig) -> E
     borders = _documents(stream, text.tokenizer.eos_id) if looked_for else []
     stretches = borders if options.within_documents else [(0, len(stream) - 1)]
     blocks = choose_blocks(stretches, contexts, options.max_tokens) if contexts else Blocks((), 0)
-    documents = _spread(borders, options.documents)
+    most = options.document_tokens or len(stream)
+    documents = [(start, min(end, start + most)) for start, end in _spread(borders, options.documents)]
     lengths = {task: _lengths(task, text.tokenizer, options, trained) for task in options.tasks}
     return Evaluation(model, text, documents, options, contexts, blocks, lengths, trained)
 

@@ -71,12 +71,13 @@ def test_the_same_weights_give_the_same_numbers_afterwards(runs, evaluate):
 
 def test_a_checkpoint_on_other_text_gives_every_table(runs, tmp_path, evaluate):
     words = (f"model={runs / 'plain/model'}", "source=text", f"path={runs / 'files'}", f"out={tmp_path / 'out'}")
-    code, out, err = evaluate(*words, *OPTIONS, "placements=true", "documents=3")
+    code, out, err = evaluate(*words, *OPTIONS, "placements=true", "documents=3", "document_tokens=40")
     assert (code, err) == (0, "")
     written = {path.name for path in (tmp_path / "out").iterdir()}
     assert written == {"results.json", "contexts.csv", "positions.csv", "retrieval.csv"}
     # A context of 64 has no room for a needle at any border.
     results = json.loads((tmp_path / "out/results.json").read_text())
+    assert sum(row["tokens"] for row in results["positions"]) == 3 * 40
     assert [(row["task"], row["depth"]) for row in results["retrieval"]] == [
         (task, depth) for task in ("passkey", "needle") for depth in (0, 0.5)
     ]
