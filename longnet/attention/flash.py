@@ -261,6 +261,19 @@ class Math:
 KERNELS: tuple[FlashKernel, ...] = (CpuFlash(), CudnnFlash(), CudaFlash(), CudaEfficient(), Math())
 
 
-def choose_kernel(q: Tensor, k: Tensor) -> FlashKernel:
-    """The first kernel, fastest first, that serves these tensors."""
-    return next(kernel for kernel in KERNELS if kernel.unsupported(q, k) is None)
+# Floating-point operations from which on a plan of cuDNN's is worth its milliseconds even if it is used in a few calls.
+WORTH_A_PLAN = 1e12
+
+
+def choose_kernel(q: Tensor, k: Tensor, once: bool = False) -> FlashKernel:
+    """The first kernel, fastest first, that serves these tensors.
+
+    Args:
+        q: queries.
+        k: keys.
+        once: whether these sizes are not likely to come again. cuDNN makes a plan for every new size, which takes
+            longer than all of a small block's attention.
+    """
+    work = 4 * q.shape[:3].numel() * k.shape[1] * q.shape[3]
+    kernels = (x for x in KERNELS if not (once and work < WORTH_A_PLAN and isinstance(x, CudnnFlash)))
+    return next(kernel for kernel in kernels if kernel.unsupported(q, k) is None)

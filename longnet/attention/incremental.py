@@ -157,7 +157,7 @@ class LevelState(AttentionState):
         for tile, heads, queries, view in piece.seeing:
             q_rows, out_rows, lse_rows = (tile.queries(x)[:, 0, :, queries] for x in (q, out, lse.unsqueeze(-1)))
             keys, values = (view.cut(x, heads) for x in store)
-            o, level_lse = choose_kernel(q_rows, keys).forward(q_rows, keys, values, False, scale)
+            o, level_lse = choose_kernel(q_rows, keys, once=True).forward(q_rows, keys, values, False, scale)
             merge_(out_rows, lse_rows.squeeze(-1), o, level_lse, first=False)
         for tile, heads, _, view in piece.kept:
             for target, rows in zip(store, (k, v), strict=True):

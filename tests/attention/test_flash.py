@@ -88,3 +88,12 @@ def test_every_refusal_has_a_reason() -> None:
         assert reason is None if kernel.name in ("cpu flash", "math") else reason
     assert choose_kernel(q, k).name == "cpu flash"
     assert choose_kernel(q.to("meta"), k.to("meta")).name == "math"
+
+
+@pytest.mark.gpu
+def test_cudnn_makes_no_plan_for_a_small_block_that_comes_once() -> None:
+    q, k = (torch.empty(1, length, 8, 64, device="cuda", dtype=torch.bfloat16) for length in (1024, 3072))
+    assert choose_kernel(q, k).name == "cudnn"
+    assert choose_kernel(q, k, once=True).name == "flash"
+    long = torch.empty(1, 2**17, 8, 64, device="cuda", dtype=torch.bfloat16)
+    assert choose_kernel(long, long, once=True).name == "cudnn"

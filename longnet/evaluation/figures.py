@@ -1,0 +1,93 @@
+"""Evaluations of several models as one picture: a panel for each thing that was measured, a line for each model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+Rows = Sequence[Mapping[str, Any]]
+Point = tuple[float, float, float, float]
+
+# Positions of less text than this tell more about that text than about the model.
+FEWEST_TOKENS = 500
+
+
+def context_points(rows: Rows) -> list[Point]:
+    """Perplexity by the length of the window: (context, perplexity, low, high)."""
+    return [(row["context"], *_perplexities(row)) for row in rows]
+
+
+def position_points(rows: Rows) -> list[Point]:
+    """Perplexity by position: (middle of the range, perplexity, low, high)."""
+    kept = [row for row in rows if row["tokens"] >= FEWEST_TOKENS]
+    return [(math.sqrt(max(row["begin"], 1) * row["end"]), *_perplexities(row)) for row in kept]
+
+
+def distance_points(rows: Rows, task: str) -> list[Point]:
+    """How often a task's answer is preferred by how far back it lies, in the longest prompts: (tokens, share, ...)."""
+    chosen = [row for row in rows if row["task"] == task]
+    longest = max((row["length"] for row in chosen), default=0)
+    chosen = [row for row in chosen if row["length"] == longest]
+    return sorted(
+        (longest * (1 - row["depth"]), row["preferred"], row["preferred_low"], row["preferred_high"]) for row in chosen
+    )
+
+
+def _perplexities(row: Mapping[str, Any]) -> tuple[float, float, float]:
+    # Of a single document or block there is no interval.
+    low, high = (row["loss"] if row[end] is None else row[end] for end in ("low", "high"))
+    return math.exp(row["loss"]), math.exp(low), math.exp(high)
+
+
+def draw_evaluations(evaluations: Mapping[str, Mapping[str, Any]], target: Path) -> None:
+    """Writes the picture of evaluations (label to the content of its results.json).
+
+    Raises:
+        ValueError: if none of them holds anything that can be drawn.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    def lines(table: str, points: Callable[[Rows], list[Point]]) -> dict[str, list[Point]]:
+        return {label: points(results[table]) for label, results in evaluations.items()}
+
+    panels = [
+        ("window, same targets", "perplexity", lines("contexts", context_points)),
+        ("position in the document", "perplexity", lines("positions", position_points)),
+    ]
+    tasks = dict.fromkeys(row["task"] for results in evaluations.values() for row in results["retrieval"])
+    for task in tasks:
+        by_distance = lines("retrieval", partial(distance_points, task=task))
+        panels.append((f"{task}: tokens back", "answer preferred", by_distance))
+    panels = [panel for panel in panels if any(len(points) > 1 for points in panel[2].values())]
+    if not panels:
+        raise ValueError(f"nothing to draw in {', '.join(evaluations)}: expected windows, documents or tasks")
+    figure = Figure(figsize=(5.2 * len(panels), 4.2), layout="constrained")
+    grid = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (along, upwards, drawn) in zip(grid, panels, strict=True):
+        for number, (label, points) in enumerate(drawn.items()):
+            x, y, low, high = zip(*points, strict=True) if points else ((), (), (), ())
+            (line,) = axes.plot(x, y, marker="o", markersize=3, label=label, color=f"C{number}")
+            axes.fill_between(x, low, high, alpha=0.12, color=line.get_color())
+        axes.set_xlabel(along)
+        axes.set_ylabel(upwards)
+        axes.grid(alpha=0.3)
+        if upwards == "perplexity":
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.yaxis.set_minor_formatter(NullFormatter())
+        else:
+            axes.set_ylim(-0.03, 1.03)
+    grid[0].legend(fontsize="small")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, dpi=150)
+
+
+def _short(tokens: float) -> str:
+    return f"{tokens / 1024:g}K" if tokens >= 1024 else f"{tokens:g}"
