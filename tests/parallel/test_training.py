@@ -23,6 +23,9 @@ JOBS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
         {"strategy.sequence_parallel": "ulysses", "trainer.activation_checkpointing.kind": "full"},
     ),
     "4x1": ("sequence_parallel", 4, 1, {}),
+    "4x1, sharded, checkpointed": (
+        "sequence_parallel_fsdp", 4, 1, {"trainer.activation_checkpointing.kind": "selective"},
+    ),
     "1x4 ring, sharded, checkpointed": (
         "sequence_parallel_fsdp", 1, 4,
         {"strategy.sequence_parallel": "ring", "trainer.activation_checkpointing.kind": "full"},
