@@ -26,14 +26,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from longnet.attention import DilationPattern, build_block
-from longnet.attention.blocks import Dilated
+from longnet.attention import DilationPattern
 from longnet.config import JobConfig, load
 from longnet.config.machine import Machine
 from longnet.data.tokenizer import ByteTokenizer
 from longnet.model import LongNetForCausalLM
-from longnet.parallel.communication import LevelTraffic, attention_traffic
-from longnet.parallel.rows import Layout
+from longnet.parallel.communication import LevelTraffic, gradient_bytes, held_bytes
 from longnet.planning import (
     MemoryPlan,
     Rates,
@@ -52,12 +50,12 @@ from longnet.planning import (
 )
 from longnet.planning.time import KNOWN
 from longnet.training import activation_checkpointing
-from longnet.training.loss import linear_cross_entropy
 from longnet.training.memory import device_bytes, host_bytes
-from longnet.training.optim import build_optimizer
 from longnet.training.placement import Placement, place
 from longnet.training.pretrained import new_config, pretrained_config
+from longnet.training.ranks import rank_layers, rank_workload
 from longnet.training.rates import measure_rates
+from longnet.training.rehearsal import Rehearsal
 from longnet.training.throughput import synchronize
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -72,7 +70,7 @@ def main() -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("train", arguments.overrides, return_hydra_config=True)
         HydraConfig.instance().set_config(cfg)
-        job = load(cfg, Machine(gpus=8) if elsewhere else None)
+        job = load(cfg, Machine(gpus=8, multi_node_launcher=True) if elsewhere else None)
     placement = Placement("cuda", "bf16-mixed", True) if elsewhere else place(job.trainer)
     device = torch.device("cpu" if elsewhere else placement.accelerator)
     given = arguments.device_gib or KNOWN_GIB.get(arguments.device)
@@ -83,9 +81,9 @@ def main() -> None:
     console = Console(width=max(120, Console().width))
     whole = build_workload(job, placement)
     ranks = job.strategy.sequence_parallel_size
-    workload = replace(whole, context_length=-(-whole.context_length // ranks))
+    workload = rank_workload(whole, ranks, job.strategy.sequence_parallel)
     show_workload(console, whole)
-    received = show_traffic(console, job, whole) if ranks > 1 else 0
+    received = show_ranks(console, job, whole) if ranks > 1 else 0
     plans = candidate_plans(workload, host)
     chosen = choose_plan(workload, plans, room)
     console.print(show_plans(workload, plans, chosen, rates, received, room, arguments.measure, placement, device))
@@ -158,40 +156,45 @@ def show_workload(console: Console, workload: Workload) -> None:
     console.print(f"GiB whatever the plan: {fixed}", highlight=False)
 
 
-def show_traffic(console: Console, job: JobConfig, workload: Workload) -> int:
-    """What a rank receives in a step, level by level; gives the bytes of all layers."""
-    model, ranks, form = workload.model, job.strategy.sequence_parallel_size, job.strategy.sequence_parallel
-    table = Table("MiB a layer, rank in the middle", "forward", "backward", "messages", box=box.SIMPLE_HEAD)
-    total = held = 0
-    for layer in range(model.num_hidden_layers):
-        block = build_block(model.block_spec(layer))
-        if not isinstance(block, Dilated):
-            console.print(f"{model.block_spec(layer)['name']} is not spread over ranks", highlight=False)
-            return 0
-        traffic = _traffic(block.pattern, workload, form, ranks)
-        total += sum(level.forward.received + level.backward.received for level in traffic)
-        held = max(held, *(level.forward.received for level in traffic), 0)
-        for level in traffic if layer < len(model.attention) else ():
-            name = "all"
-            if level.level is not None:
-                segment, rate = block.pattern.levels[level.level]
-                name = f"w/r {segment}/{rate}"
-            sizes = [f"{part.received / 2**20:.4g}" for part in (level.forward, level.backward)]
-            table.add_row(name, *sizes, str(level.forward.messages + level.backward.messages))
+def show_ranks(console: Console, job: JobConfig, workload: Workload) -> int:
+    """What the last rank computes and receives in a step, level by level; gives the bytes of all layers."""
+    ranks, form = job.strategy.sequence_parallel_size, job.strategy.sequence_parallel
+    layers = rank_layers(workload, ranks, form)
+    table = Table(
+        "a layer, last rank", "TFLOP", "share of all", "MiB forward", "backward", "messages", box=box.SIMPLE_HEAD
+    )
+    for layer in layers[: len(workload.model.attention)]:
+        traffic = {level.level: level for level in layer.traffic}
+        for level, (segment, rate) in enumerate(layer.pattern.levels):
+            work = layer.work[level].own + layer.work[level].others
+            whole = workload.batch_size * level_flops(workload, layer.pattern, level)
+            row = [f"w/r {segment}/{rate}", f"{work / 1e12:.4g}", f"{work / max(1, whole):.2%}"]
+            table.add_row(*row, *show_level(traffic.get(level)))
+        if None in traffic:
+            table.add_row("all", "", "", *show_level(traffic[None]))
     console.print(table)
+    received = sum(layer.received for layer in layers)
+    world = job.trainer.devices * job.trainer.num_nodes
+    gradients = gradient_bytes(count_parameters(workload)[0], world, job.strategy.name.endswith("fsdp"))
+    held = max(held_bytes(form, layer.traffic) for layer in layers)
     console.print(
-        f"{form}: {total / 2**20:,.0f} MiB a step to a rank, over {ranks} ranks; at most {held / 2**20:,.0f} MiB "
-        "of keys and values of others at a time",
+        f"{form}: {received / 2**20:,.0f} MiB a step to a rank, over {ranks} ranks, of which it holds "
+        f"{held / 2**20:,.0f} MiB at a time; and {gradients / 2**20:,.0f} MiB for the weights' gradients",
         highlight=False,
     )
-    return total
+    return received + gradients
 
 
-def _traffic(pattern: DilationPattern, workload: Workload, form: str, ranks: int) -> list[LevelTraffic]:
+def level_flops(workload: Workload, pattern: DilationPattern, level: int) -> int:
     model = workload.model
-    heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
-    layout = Layout(pattern, ranks // 2, ranks, workload.context_length, heads, kv_heads)
-    return attention_traffic(form, layout, model.head_dim, workload.batch_size, workload.compute_bytes)
+    return 4 * int(model.head_dim) * pattern.level_edges(level, workload.context_length, model.num_attention_heads)
+
+
+def show_level(traffic: LevelTraffic | None) -> list[str]:
+    if traffic is None:
+        return ["0", "0", "0"]
+    sizes = [f"{part.received / 2**20:.4g}" for part in (traffic.forward, traffic.backward)]
+    return [*sizes, str(traffic.forward.messages + traffic.backward.messages)]
 
 
 def show_plans(
@@ -252,24 +255,17 @@ def measure(workload: Workload, plan: MemoryPlan, placement: Placement, device: 
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     with device:
-        model = LongNetForCausalLM(workload.model).train()
-        tokens = torch.randint(workload.model.vocab_size, (workload.batch_size, workload.context_length))
+        model = LongNetForCausalLM(workload.model)
     if workload.residual_bytes == 2:
         model.model.residual_dtype = torch.bfloat16
     activation_checkpointing.apply(model, plan.kind, plan.every, plan.tile, placement.compile)
-    optimizer = build_optimizer(model, 1e-4, (0.9, 0.95), 1e-8, 0.1)
-    seconds = 0.0
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[workload.precision]
+    rehearsal = Rehearsal(model, workload.batch_size, workload.context_length, dtype)
+    seconds = 0.0
     try:
         for _ in range(2):
             start = time.perf_counter()
-            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-                hidden = model.model(tokens).flatten(0, 1)
-                loss = linear_cross_entropy(hidden, model.lm_head.weight, tokens.flatten()).loss / tokens.numel()
-            del hidden
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            rehearsal.step()
             synchronize(device)
             seconds = time.perf_counter() - start
     except torch.OutOfMemoryError:

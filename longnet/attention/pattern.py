@@ -174,13 +174,16 @@ class DilationPattern:
 
     def edges(self, seq_len: int, num_heads: int, causal: bool = True) -> int:
         """How many (query, key) pairs all heads and levels hold together."""
+        return sum(self.level_edges(level, seq_len, num_heads, causal) for level in range(len(self.levels)))
+
+    def level_edges(self, level: int, seq_len: int, num_heads: int, causal: bool = True) -> int:
+        """How many (query, key) pairs all heads hold at one level."""
         total = 0
-        for level, (_, rate) in enumerate(self.levels):
-            for run in self.segments(level, seq_len):
-                for phase, heads in self.head_groups(level, num_heads):
-                    rows = len(range(self.first_row(level, phase, run), run.length, rate))
-                    pairs = rows * (rows + 1) // 2 if causal else rows * rows
-                    total += pairs * run.number * len(heads)
+        for run in self.segments(level, seq_len):
+            for phase, heads in self.head_groups(level, num_heads):
+                rows = len(range(self.first_row(level, phase, run), run.length, self.dilation_rates[level]))
+                pairs = rows * (rows + 1) // 2 if causal else rows * rows
+                total += pairs * run.number * len(heads)
         return total
 
     def flops(self, seq_len: int, num_heads: int, head_dim: int, causal: bool = True) -> int:

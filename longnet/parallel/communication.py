@@ -67,6 +67,28 @@ def attention_traffic(
     return list(by_level.values())
 
 
+def held_bytes(form: str, levels: list[LevelTraffic]) -> int:
+    """About what a rank holds of others at a time in backward.
+
+    `gather` has all levels' keys and values, and one level's gradients twice; `ring` two parts and two gradients;
+    `ulysses` has other heads in the place of its own.
+    """
+    gradients = [level.backward.received - level.forward.received for level in levels]
+    if form == "gather":
+        return sum(level.forward.received for level in levels) + 2 * max(gradients, default=0)
+    if form == "ring":
+        return 2 * max((level.backward.received // max(1, level.forward.messages) for level in levels), default=0)
+    return 0
+
+
+def gradient_bytes(parameters: int, world: int, sharded: bool = False) -> int:
+    """What a rank receives in a step for the weights' gradients: in float32, by a reduce-scatter and an all-gather.
+
+    With ``sharded`` weights (FSDP2), these are gathered forward and again backward.
+    """
+    return (3 if sharded else 2) * 4 * parameters * (world - 1) // world
+
+
 def _gather(rows: SegmentRows, message: int, gradient: int, causal: bool) -> tuple[Traffic, Traffic]:
     others = len(rows.segment.ranks) - 1
     gathered = Traffic(1, others * message)

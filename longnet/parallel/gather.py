@@ -7,8 +7,6 @@ gradients home by a reduce-scatter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 from torch.distributed import Work
@@ -16,7 +14,7 @@ from torch.distributed import Work
 from .group import SequenceGroup
 from .own import Call
 from .rows import SegmentRows
-from .sharding import Shard, merged_parts, shared_segments
+from .sharding import shared_segments
 
 
 def forward(call: Call, group: SequenceGroup, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -25,7 +23,7 @@ def forward(call: Call, group: SequenceGroup, q: Tensor, k: Tensor, v: Tensor) -
     for rows, messages, work in gathered:
         work.wait()
         q_rows, out_rows, lse_rows = (rows.pack_queries(x) for x in (q, out, lse))
-        for ranks, keys in _dense_stretches(rows, call.causal):
+        for ranks, keys in rows.stretches[call.causal]:
             rows.attend_(q_rows, _join(rows, messages, ranks), keys, out_rows, lse_rows, call.scale, call.kernels)
         rows.write_queries_(out, out_rows)
         rows.write_queries_(lse, lse_rows)
@@ -43,7 +41,7 @@ def backward(
         queries = tuple(rows.pack_queries(x) for x in (q, grad, out, lse))
         dq_rows = torch.zeros_like(queries[0], dtype=dq.dtype)
         dmessages = torch.zeros_like(messages, dtype=dq.dtype)
-        for ranks, keys in _dense_stretches(rows, call.causal):
+        for ranks, keys in rows.stretches[call.causal]:
             message = _join(rows, messages, ranks)
             dmessage = torch.zeros_like(message, dtype=dq.dtype)
             rows.attend_backward_(queries, message, keys, dq_rows, dmessage, call.scale, call.kernels)
@@ -63,12 +61,6 @@ def _gather(call: Call, group: SequenceGroup, k: Tensor, v: Tensor) -> list[tupl
     layout = call.layout
     group.create_parts(segment.ranks for segment in shared_segments(layout.pattern, layout.world, layout.seq_len))
     return [(rows, *group.all_gather(rows.pack_keys(k, v), rows.segment.ranks)) for rows in layout.segments()]
-
-
-def _dense_stretches(rows: SegmentRows, causal: bool) -> Iterator[tuple[range, Shard]]:
-    """What this rank's queries see of others, as (ranks, positions) that lie dense in their messages."""
-    layout = rows.layout
-    return merged_parts(rows.segment, rows.sources(causal), layout.world, layout.seq_len, rows.rate, rows.blocks)
 
 
 def _join(rows: SegmentRows, messages: Tensor, ranks: range) -> Tensor:

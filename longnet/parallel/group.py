@@ -40,7 +40,7 @@ class SequenceGroup:
         self.size = dist.get_world_size(self.group)
         self.ranks = dist.get_process_group_ranks(self.group)
         self.name: str = self.group.group_name
-        self._parts: dict[tuple[int, ...], ProcessGroup] = {}
+        self._parts: dict[range, ProcessGroup] = {}
         if dist.get_backend(self.group) == "nccl":
             # NCCL connects a group at its first call, which all ranks must make; a ring's first message is between two.
             dist.barrier(self.group, device_ids=[torch.cuda.current_device()])
@@ -62,14 +62,14 @@ class SequenceGroup:
     def named(cls, name: str) -> SequenceGroup:
         return cls._known[name]
 
-    def create_parts(self, parts: Iterable[Sequence[int]]) -> None:
+    def create_parts(self, parts: Iterable[range]) -> None:
         """Makes a process group of each of these sets of ranks, once. All ranks call this with the same sets."""
-        for part in map(tuple, parts):
+        for part in parts:
             if part not in self._parts:
                 whole = len(part) == self.size
                 self._parts[part] = self.group if whole else self._create(part)
 
-    def _create(self, part: tuple[int, ...]) -> ProcessGroup:
+    def _create(self, part: range) -> ProcessGroup:
         # torch wants every process of the job to take part in making a group, also one that others will use.
         made = [
             dist.new_group([ranks[place] for place in part], timeout=self.timeout, backend=dist.get_backend(self.group))
@@ -87,17 +87,17 @@ class SequenceGroup:
         dist.all_gather_object(groups, self.ranks)
         return sorted(map(list, {tuple(ranks) for ranks in groups}))
 
-    def all_gather(self, message: Tensor, part: Sequence[int]) -> tuple[Tensor, Work]:
+    def all_gather(self, message: Tensor, part: range) -> tuple[Tensor, Work]:
         """Begins to collect the messages of some ranks, as (ranks, ...)."""
         gathered = message.new_empty(len(part), *message.shape)
-        work = _all_gather(gathered.view(-1), message.view(-1), group=self._parts[tuple(part)], async_op=True)
+        work = _all_gather(gathered.view(-1), message.view(-1), group=self._parts[part], async_op=True)
         assert work is not None
         return gathered, work
 
-    def reduce_scatter(self, messages: Tensor, part: Sequence[int]) -> tuple[Tensor, Work]:
+    def reduce_scatter(self, messages: Tensor, part: range) -> tuple[Tensor, Work]:
         """Begins to add up, over some ranks, the message (ranks, ...) that each has for this one."""
         own = torch.empty_like(messages[0])
-        work = _reduce_scatter(own.view(-1), messages.view(-1), group=self._parts[tuple(part)], async_op=True)
+        work = _reduce_scatter(own.view(-1), messages.view(-1), group=self._parts[part], async_op=True)
         assert work is not None
         return own, work
 

@@ -20,7 +20,7 @@ from longnet.attention.flash import FlashKernel, Math, choose_kernel
 from longnet.attention.levels import merge_
 from longnet.attention.pattern import DilationPattern
 
-from .sharding import Grid, Shard, SharedSegment, Stream, grid, lanes, shard, shared_segments, streams
+from .sharding import Grid, Shard, SharedSegment, Stream, grid, lanes, merged_parts, shard, shared_segments, streams
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,9 @@ class Layout:
     def own(self) -> Shard:
         return shard(self.rank, self.world, self.seq_len)
 
-    def segments(self) -> Iterator[SegmentRows]:
+    def segments(self) -> tuple[SegmentRows, ...]:
         """The segments that this rank shares with others."""
-        for segment in shared_segments(self.pattern, self.world, self.seq_len):
-            if self.rank in segment.ranks:
-                yield SegmentRows(self, segment)
+        return _segments(self)
 
 
 class Kernels:
@@ -88,8 +86,21 @@ class SegmentRows:
         own = self.layout.rank
         return [rank for rank in self.segment.ranks if rank < own or (rank > own and not causal)]
 
-    def message_shape(self, batch: int, head_dim: int) -> tuple[int, ...]:
-        return batch, self.blocks, 2, len(self.streams), head_dim
+    @cached_property
+    def stretches(self) -> dict[bool, tuple[tuple[range, Shard], ...]]:
+        """What this rank's queries see of others, causal or not: (ranks, positions), dense in their messages."""
+        layout, own = self.layout, self.part(self.layout.rank)
+
+        def seen(causal: bool) -> Iterator[tuple[range, Shard]]:
+            sources = self.sources(causal)
+            for ranks, keys in merged_parts(
+                self.segment, sources, layout.world, layout.seq_len, self.rate, self.blocks
+            ):
+                # A rate above a shard's length leaves most of them without rows.
+                if lanes(self.streams, self.segment.origin, self.rate, own, keys):
+                    yield ranks, keys
+
+        return {causal: tuple(seen(causal)) for causal in (True, False)}
 
     def pack_keys(self, k: Tensor, v: Tensor) -> Tensor:
         """The (B, R, 2, P, D) message: K and V together."""
@@ -168,6 +179,13 @@ class SegmentRows:
     ) -> _Table:
         own, part = self.layout.own, self.part(self.layout.rank)
         return _table(heads, phases, num_heads, part, own, self.segment.origin, self.rate, blocks, device)
+
+
+# Of 1,024 ranks, finding out who holds what takes longer than the attention; all calls of a layer ask the same.
+@lru_cache(maxsize=256)
+def _segments(layout: Layout) -> tuple[SegmentRows, ...]:
+    shared = shared_segments(layout.pattern, layout.world, layout.seq_len)
+    return tuple(SegmentRows(layout, segment) for segment in shared if layout.rank in segment.ranks)
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,14 @@ class SoloGroup(SequenceGroup):
         self.name = f"solo {rank} of {size}"
         SequenceGroup._known[self.name] = self
 
-    def create_parts(self, parts: Iterable[Sequence[int]]) -> None: ...
+    def create_parts(self, parts: Iterable[range]) -> None: ...
 
-    def all_gather(self, message: Tensor, part: Sequence[int]) -> tuple[Tensor, Work]:
+    def all_gather(self, message: Tensor, part: range) -> tuple[Tensor, Work]:
         gathered = message.new_full((len(part), *message.shape), 0.5)
         return gathered, _done()
 
-    def reduce_scatter(self, messages: Tensor, part: Sequence[int]) -> tuple[Tensor, Work]:
-        return messages[list(part).index(self.rank)].clone(), _done()
+    def reduce_scatter(self, messages: Tensor, part: range) -> tuple[Tensor, Work]:
+        return messages[part.index(self.rank)].clone(), _done()
 
     def all_to_all(self, messages: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         return messages.new_full((sum(received),), 0.5)

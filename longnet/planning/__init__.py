@@ -8,13 +8,14 @@ from .flops import Flops, count_flops, recomputed_flops
 from .memory import MemoryEstimate, count_parameters, predict_memory
 from .patterns import PatternChoice, pattern_choices, recommend
 from .time import Rates, TimeEstimate, predict_time
-from .workload import MemoryPlan, Workload
+from .workload import MemoryPlan, RankShare, Workload
 
 __all__ = [
     "Flops",
     "MemoryEstimate",
     "MemoryPlan",
     "PatternChoice",
+    "RankShare",
     "Rates",
     "Saving",
     "TimeEstimate",

@@ -33,16 +33,20 @@ class Flops:
 
 
 def count_flops(workload: Workload) -> Flops:
-    """The operations of one token of a full row."""
+    """The operations of one token of a full row, or of a rank's share of one."""
     from longnet.attention import build_block
 
     model, context = workload.model, workload.context_length
     layers, hidden = model.num_hidden_layers, model.hidden_size
-    blocks: list[Any] = [build_block(spec) for spec in model.attention[:layers]]
-    seen = [block.flops(context, model.num_attention_heads, model.head_dim) for block in blocks]
+    if workload.share:
+        attention = workload.share.attention_flops
+    else:
+        blocks: list[Any] = [build_block(spec) for spec in model.attention[:layers]]
+        seen = [block.flops(context, model.num_attention_heads, model.head_dim) for block in blocks]
+        attention = sum(seen[layer % len(seen)] for layer in range(layers)) / context
     return Flops(
         attention_inputs=2 * layers * hidden * (workload.query_width + 2 * workload.key_width),
-        attention=sum(seen[layer % len(seen)] for layer in range(layers)) / context,
+        attention=attention,
         attention_output=2 * layers * hidden * workload.query_width,
         mlp=2 * layers * hidden * model.intermediate_size * (3 if model.gated_mlp else 2),
         head=2 * hidden * model.vocab_size,

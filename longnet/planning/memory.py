@@ -30,7 +30,7 @@ class MemoryEstimate:
         kept: what the layers keep between forward and backward.
         working: the most that the backward pass of one layer needs beside that.
         loss: what the last norm and the loss need between forward and backward.
-        workspace: what the attention's kernels hold at a time, part of ``working``.
+        workspace: what the attention's kernels and its exchange with other ranks hold at a time, part of ``working``.
         host: activations in host memory.
         device: the peak.
     """
@@ -72,6 +72,7 @@ def predict_memory(workload: Workload, plan: MemoryPlan, kernels: bool = True) -
     total, layer = count_parameters(workload)
     part, tokens = _Layer(workload), workload.tokens
     workspace = _attention_workspace(workload) if kernels else 0
+    workspace += workload.share.held if workload.share else 0
     positions, loss = _positions(workload), _loss(workload, plan)
     head = 4 * workload.model.vocab_size * workload.model.hidden_size
     weights = gradients = 4 * total
@@ -160,6 +161,9 @@ class _Layer:
         self.backward = self.hidden + (maps - workload.compiled) * size * inner
         # Those of the layer's output, of the attention's, and of queries, keys and values.
         self.attention_backward = self.hidden + self.attended + self.queries_keys_values
+        # What other ranks' keys add is summed in float32, from a copy that stands beside the kernels' result.
+        self.summed = 4 * (workload.query_width + 2 * workload.key_width) if workload.share and size < 4 else 0
+        self.attention_backward += self.summed
         # What a tile's output and gradients add to what its graph keeps.
         self.tile = after + self.backward
 
@@ -181,7 +185,7 @@ class _Layer:
         }[plan.kind]
         # A single tile is not copied into anything of full length.
         gradients = 2 * self.hidden + self.attended if share < 1 else self.hidden
-        return gradients + again + max(self.queries_keys_values, int(share * self.tile))
+        return gradients + again + max(self.queries_keys_values + self.summed, int(share * self.tile))
 
 
 def _norm(workload: Workload, width: int, size: int) -> int:

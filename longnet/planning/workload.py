@@ -9,6 +9,19 @@ Kind = Literal["none", "selective", "full", "offload"]
 
 
 @dataclass(frozen=True)
+class RankShare:
+    """What differs for one rank of several that share a sequence.
+
+    Attributes:
+        attention_flops: per token, of all layers, forward; its queries also see keys of others.
+        held: bytes of other ranks' keys, values and their gradients that attention holds at a time.
+    """
+
+    attention_flops: float
+    held: int
+
+
+@dataclass(frozen=True)
 class Workload:
     """A forward and a backward pass.
 
@@ -21,6 +34,7 @@ class Workload:
         fused_norm: whether the norms are one kernel; the others keep their intermediate results for backward. Torch's
             RMSNorm is one on a GPU where its input and its weight have one number format.
         compiled: whether torch.compile makes the layers.
+        share: where ``context_length`` is a shard of a longer row, what that adds; None for whole rows.
     """
 
     model: Any
@@ -30,6 +44,7 @@ class Workload:
     residual: Literal["fp32", "bf16"] = "fp32"
     fused_norm: bool = True
     compiled: bool = False
+    share: RankShare | None = None
 
     @property
     def tokens(self) -> int:

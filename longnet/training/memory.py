@@ -17,6 +17,7 @@ from longnet.planning import MemoryPlan, Workload, candidate_plans, choose_plan,
 from . import activation_checkpointing
 from .module import LongNetModule
 from .placement import Placement
+from .ranks import rank_workload
 
 GIB = 2**30
 
@@ -72,7 +73,7 @@ class MemoryKeeper(Callback):
 
     def workload(self, module: LongNetModule) -> Workload:
         on_gpu, trainer = self._placement.accelerator == "cuda", self._job.trainer
-        return Workload(
+        whole = Workload(
             module.model.config,
             self._job.data.context_length,
             self._job.data.batch_size,
@@ -81,6 +82,8 @@ class MemoryKeeper(Callback):
             fused_norm=on_gpu and (trainer.residual == "fp32" or self._placement.compile),
             compiled=self._placement.compile,
         )
+        strategy = self._job.strategy
+        return rank_workload(whole, strategy.sequence_parallel_size, strategy.sequence_parallel)
 
     def _use(self, module: LongNetModule, plan: MemoryPlan) -> None:
         self.plan = plan

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+
+from longnet.training.module import LongNetModule
 
 from ..training.conftest import corpus_path  # noqa: F401
 from ..training.jobs import tiny_job
@@ -23,6 +27,9 @@ JOBS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
         {"strategy.sequence_parallel": "ulysses", "trainer.activation_checkpointing.kind": "full"},
     ),
     "4x1": ("sequence_parallel", 4, 1, {}),
+    "4x1, sharded, checkpointed": (
+        "sequence_parallel_fsdp", 4, 1, {"trainer.activation_checkpointing.kind": "selective"},
+    ),
     "1x4 ring, sharded, checkpointed": (
         "sequence_parallel_fsdp", 1, 4,
         {"strategy.sequence_parallel": "ring", "trainer.activation_checkpointing.kind": "full"},
@@ -73,3 +80,12 @@ def test_every_mesh_trains_like_one_process(name, jobs):
     for key, value in expected.items():
         error = (weights[key] - value).norm() / value.norm()
         assert error < 1e-4, f"{key} is off by {error:.1e}"
+
+
+def test_dropout_differs_between_all_processes():
+    """Also between those that share a sequence, whose positions differ."""
+    draws = []
+    for rank, step in itertools.product(range(4), range(2)):
+        LongNetModule._seed_step(SimpleNamespace(seed=0, global_step=step, global_rank=rank))
+        draws.append(torch.rand(()).item())
+    assert len(set(draws)) == len(draws)
