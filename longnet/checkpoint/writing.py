@@ -69,6 +69,7 @@ class Writer:
         processes: who writes.
         session: names the attempt, the same on all processes, so that none takes an older one's files for this one's.
         copy: whether tensors are copied first, because they will change while this writes.
+        beforehand: called by the first process before the checkpoint gets its name, which it does not if this fails.
     """
 
     def __init__(
@@ -79,11 +80,13 @@ class Writer:
         processes: Processes = ALONE,
         session: str = "0",
         copy: bool = False,
+        beforehand: Callable[[], None] = lambda: None,
     ) -> None:
         self.target = target
         self.folder = target.with_name(f"{TEMPORARY}{target.name}-{session}")
         self.facts = facts
         self.rank, self.world, self._agree = processes.rank, processes.world, processes.agree
+        self._beforehand = beforehand
         self._tree, tensors = flatten(state)
         parts = {name: part for name, x in tensors.items() if (part := _part(x, self.rank)) is not None}
         self._tensors = {name: x.detach() for name, (x, *_) in parts.items()}
@@ -144,6 +147,7 @@ class Writer:
 
     def publish(self) -> None:
         """Puts the finished checkpoint in its place; for the first process, when all parts are there."""
+        self._beforehand()
         files: dict[str, Entry] = {}
         for rank in range(self.world):
             receipt = self.folder / RECEIPT.format(rank=rank)

@@ -33,6 +33,8 @@ class DirectoryCheckpointIO(CheckpointIO):
         asynchronous: whether training goes on while a copy of its state is written.
         timeout: seconds to wait for the parts of other processes, where it is asynchronous.
         warn: told when a checkpoint could not be written.
+        beforehand: puts on the disk what a checkpoint relies on, before it is there: the steps before it, and so their
+            rows, never come again.
     """
 
     def __init__(
@@ -41,11 +43,13 @@ class DirectoryCheckpointIO(CheckpointIO):
         asynchronous: bool = False,
         timeout: float = 600.0,
         warn: Callable[[str], None] = print,
+        beforehand: Callable[[], None] = lambda: None,
     ) -> None:
         self._keep = keep
         self._asynchronous = asynchronous
         self._timeout = timeout
         self._warn = warn
+        self._beforehand = beforehand
         self._thread: threading.Thread | None = None
         self.failure: str | None = None
 
@@ -54,7 +58,7 @@ class DirectoryCheckpointIO(CheckpointIO):
         self.finish()
         facts, session = Facts(**checkpoint.pop("manifest")), checkpoint.pop("session")
         processes = storage_options or Processes()
-        writer = Writer(Path(path), checkpoint, facts, processes, session, copy=self._asynchronous)
+        writer = Writer(Path(path), checkpoint, facts, processes, session, self._asynchronous, self._beforehand)
         if not self._asynchronous:
             self._write(writer, writer.write)
             return

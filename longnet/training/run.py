@@ -34,7 +34,7 @@ from .header import describe_session
 from .interrupt import Interrupts
 from .loggers import build_loggers, close_loggers, log_config
 from .memory import MemoryKeeper
-from .metrics import read_metrics
+from .metrics import MetricsFile, read_metrics
 from .module import LongNetModule
 from .placement import Placement, place
 from .pretrained import load_pretrained, new_config
@@ -187,7 +187,9 @@ def fit(session: Session) -> None:
     progress = build_progress(job.callbacks.progress, console, best)
     clock = TrainingClock()
     warn = _warner(console)
-    io = DirectoryCheckpointIO(job.callbacks.keep_last, job.callbacks.save_async, job.strategy.timeout, warn)
+    loggers = build_loggers(job.logger, run, session.data.corpus.weights, warn)
+    flush = next(logger.flush for logger in loggers if isinstance(logger, MetricsFile))
+    io = DirectoryCheckpointIO(job.callbacks.keep_last, job.callbacks.save_async, job.strategy.timeout, warn, flush)
     checkpoints = Checkpoints(run.checkpoints, io, job.callbacks.save_every, config_hash(job), clock)
     # The order matters: a step is recorded before it is saved, so a resumed run finds its row.
     callbacks: list[Callback] = [
@@ -207,7 +209,6 @@ def fit(session: Session) -> None:
         Interrupts(checkpoints, console),
     ]
     profiler = SimpleProfiler() if job.trainer.profiler == "simple" else None
-    loggers = build_loggers(job.logger, run, session.data.corpus.weights, warn)
     try:
         log_config(loggers, asdict(job))
         trainer = build_trainer(session, callbacks, loggers, io, profiler)
