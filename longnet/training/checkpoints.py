@@ -11,7 +11,7 @@ from typing import Any
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 
-from longnet.checkpoint import Facts, Processes, Writer, path_of, prune, read_manifest, read_whole
+from longnet.checkpoint import Facts, HostCopies, Processes, Writer, path_of, prune, read_manifest, read_whole
 from longnet.config.errors import JobError
 from longnet.parallel.checkpoints import by_name, by_place
 
@@ -46,7 +46,7 @@ class DirectoryCheckpointIO(CheckpointIO):
         beforehand: Callable[[], None] = lambda: None,
     ) -> None:
         self._keep = keep
-        self._asynchronous = asynchronous
+        self._copies = HostCopies() if asynchronous else None
         self._timeout = timeout
         self._warn = warn
         self._beforehand = beforehand
@@ -58,8 +58,8 @@ class DirectoryCheckpointIO(CheckpointIO):
         self.finish()
         facts, session = Facts(**checkpoint.pop("manifest")), checkpoint.pop("session")
         processes = storage_options or Processes()
-        writer = Writer(Path(path), checkpoint, facts, processes, session, self._asynchronous, self._beforehand)
-        if not self._asynchronous:
+        writer = Writer(Path(path), checkpoint, facts, processes, session, self._copies, self._beforehand)
+        if self._copies is None:
             self._write(writer, writer.write)
             return
         self._thread = threading.Thread(
