@@ -15,6 +15,7 @@ from longnet.checkpoint import Facts, HostCopies, Processes, Writer, path_of, pr
 from longnet.config.errors import JobError
 from longnet.parallel.checkpoints import by_name, by_place
 
+from .module import LongNetModule
 from .random_state import gather_random_state, set_random_state
 from .steps import StepCallback
 from .throughput import TrainingClock
@@ -143,6 +144,9 @@ class Checkpoints(StepCallback):
         """
         step = trainer.global_step
         if self._saved_step != step:
+            # What is saved must be sound.
+            assert isinstance(trainer.lightning_module, LongNetModule)
+            trainer.lightning_module.settle()
             self._clock.stop(trainer.strategy.root_device)
             trainer.save_checkpoint(path_of(self.folder, step), weights_only=False)
             self._saved_step = step

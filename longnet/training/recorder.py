@@ -93,6 +93,7 @@ class Recorder(StepCallback):
         self._logged = state_dict.get("logged")
 
     def _training_row(self, trainer: Trainer, module: LongNetModule) -> dict[str, float]:
+        module.settle()
         tokens = int(module.tokens_seen)
         seconds = max(self._clock.lap(module.device), 1e-9)
         rate = (tokens - self._lap_tokens) / seconds
