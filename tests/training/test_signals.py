@@ -23,7 +23,7 @@ from longnet.training.module import LongNetModule
 moment, mark = {moment!r}, Path({mark!r})
 def hold():
     mark.with_suffix("." + os.environ.get("RANK", "0")).touch()
-    time.sleep(0.3)
+    time.sleep({seconds})
 step, validate, write = LongNetModule.training_step, LongNetModule.validation_step, files._write
 def training_step(self, batch):
     if moment == "step" and self.global_step == 3:
@@ -49,10 +49,10 @@ def outcome(job):
     return losses(path / "metrics.csv"), load_file(path / "model/model.safetensors")
 
 
-def signalled(job, tmp_path, moment, numbers, rank=0, more=""):
+def signalled(job, tmp_path, moment, numbers, rank=0, more="", seconds=0.3):
     """Exit codes, what was said, and the step that the run was left at."""
     mark = tmp_path / "mark"
-    with running(job, HOLD.format(moment=moment, mark=str(mark), more=more)) as ranks:
+    with running(job, HOLD.format(moment=moment, mark=str(mark), more=more, seconds=seconds)) as ranks:
         assert wait_until(mark.with_suffix(f".{rank}").exists, ranks[rank]), ranks[rank].said
         for number in numbers:
             ranks[rank].send(number)
@@ -125,10 +125,10 @@ def test_ctrl_c_saves_and_a_second_one_does_not_wait(make_job, tmp_path):
     codes, said, step = signalled(once, tmp_path, "step", [signal.SIGINT])
     # It came in the fourth; what that has come to is known in the fifth.
     assert (codes, step) == ([130], 5), said
-    assert "stopping after this step" in said
+    assert "stopping after this step or the next" in said
     twice = make_job(run__name="twice", **OPTIONS | {"callbacks__save_every": 100})
     (tmp_path / "mark.0").unlink()
-    codes, said, step = signalled(twice, tmp_path, "step", [signal.SIGINT, signal.SIGINT])
+    codes, said, step = signalled(twice, tmp_path, "step", [signal.SIGINT, signal.SIGINT], seconds=3)
     assert codes == [1], said
     assert step == 0
 
