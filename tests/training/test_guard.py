@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from longnet.checkpoint import read_whole, steps_of
+from longnet.checkpoint import read_manifest, read_whole, steps_of
 from longnet.config.errors import JobError
 from longnet.training.module import LongNetModule
 from longnet.training.run import train
@@ -73,6 +73,14 @@ def test_raising_names_the_step_the_place_and_the_documents(make_job, monkeypatc
     poison(monkeypatch, {3}, kind)
     with pytest.raises(JobError, match=rf"{what}.*rows 7, 37, with documents 1, 2, 13,.*Lower optim\.lr"):
         train(make_job(**options))
+
+
+def test_what_is_not_sound_is_not_saved(make_job, monkeypatch):
+    poison(monkeypatch, {4})
+    job = make_job(**LATE | {"callbacks__save_every": 2})
+    with pytest.raises(JobError, match="the loss is not finite at step 4"):
+        train(job)
+    assert [read_manifest(path).step for path in steps_of(Path(job.run.root) / "default/checkpoints")] == [2]
 
 
 @pytest.mark.parametrize("kind", ["output", "gradient"])

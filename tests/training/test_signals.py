@@ -30,6 +30,7 @@ def training_step(self, batch):
         hold()
     step(self, batch)
 def validation_step(self, batch, index):
+    mark.with_name(f"validated-{{index}}").touch()
     if moment == "validation" and index == 0:
         hold()
     validate(self, batch, index)
@@ -107,6 +108,8 @@ def test_sigusr1_in_a_validation_has_slurm_run_the_job_again(make_job, tmp_path,
     assert codes == [143, 143], said
     assert step == 4
     assert (tmp_path / "asked").read_text() == "requeue 77\n"
+    # The batch in hand was the last.
+    assert [path.name for path in tmp_path.glob("validated-*")] == ["validated-0"]
     assert_goes_on_exactly(job, expected)
 
 
