@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -13,6 +14,7 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.profilers import SimpleProfiler
 from rich.console import Console
+from safetensors import SafetensorError
 
 from longnet.checkpoint import Contents
 from longnet.config.errors import JobError
@@ -81,6 +83,8 @@ def train(job: JobConfig) -> None:
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             step = checkpoint_step(run.last) if run.last else 0
             console.print(f"stopped; the same command goes on from step {step}")
+        if _is_about_the_disk(error):
+            raise JobError(f"{run.path} cannot be written ({error}): make room; the same command goes on") from error
         raise
     run.close()
 
@@ -276,6 +280,13 @@ def finish(session: Session) -> None:
             )
         run.sample.write_text(sample)
     show_summary(session.console, run, baselines, sample)
+
+
+def _is_about_the_disk(error: BaseException) -> bool:
+    if isinstance(error, SafetensorError):
+        # It has no number, only words, which are the system's.
+        return "I/O error" in str(error)
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def _warner(console: Console) -> Callable[[str], None]:

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 from lightning.pytorch.loggers.logger import Logger
+from safetensors import SafetensorError
 from safetensors.torch import load_file
+from transformers import PreTrainedModel
 
 from longnet.checkpoint import files, steps_of, verify
 from longnet.config.errors import JobError
-from longnet.training import beside
+from longnet.training import beside, rundir
 from longnet.training.beside import LoggerBeside
 from longnet.training.checkpoints import Checkpoints
 from longnet.training.interrupt import WAYS
@@ -73,6 +75,33 @@ def test_a_last_checkpoint_that_cannot_be_saved_ends_the_run_with_the_older_one(
     monkeypatch.setattr("longnet.training.recorder.measure_matmul_rate", lambda device, dtype: 1e12)
     train(job)
     assert verify(checkpoints(job)[-1]).step == 6
+
+
+@pytest.mark.parametrize("place", ["begin", "go on", "model"])
+def test_a_full_disk_around_training_is_said_in_plain_words(make_job, monkeypatch, place):
+    job = make_job()
+    if place == "go on":
+        train(make_job(trainer__max_steps=3))
+
+    def full(*_, **__):
+        if place == "model":
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        match place:
+            case "begin":
+                patch.setattr(rundir, "_replace", full)
+            case "go on":
+                patch.setattr(MetricsFile, "_write", full)
+            case _:
+                patch.setattr(PreTrainedModel, "save_pretrained", full)
+        with pytest.raises(JobError, match=r"default cannot be written \(.*No space left.*make room"):
+            train(job)
+    train(job)
+    path = Path(job.run.root) / "default"
+    assert (path / "model/model.safetensors").exists()
+    assert [row["step"] for row in read_metrics(path / "metrics.csv")] == [1, 2, 3, 4, 5, 6]
 
 
 def test_rows_wait_for_a_disk_that_is_full(tmp_path, monkeypatch):
