@@ -2,10 +2,12 @@
 
     python scripts/chaos.py --minutes 30
     mount -t tmpfs -o size=48m tmpfs DIR && python scripts/chaos.py --folder DIR    # with a disk that fills up
+    python scripts/chaos.py --folder DIR --faults "full disk" "kill -9"             # with these faults alone
 
 Each job is first trained without a fault. Then it is trained again and again, in processes that are killed, signalled
 and robbed of their disk, and whose checkpoints are damaged, at random moments, and restarted until it has come to its
-end. Its losses, its tokens and its weights must then be those of the first run, bit for bit.
+end. Its losses, its tokens and its weights must then be those of the first run, bit for bit. A run of which they are
+not is kept, and said with its faults and the rows that differ.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -41,6 +44,7 @@ SCREENS = Path(tempfile.mkdtemp(prefix="chaos-screens-"))
 MEASURED = ("tokens_per_second", "data_wait", "mfu", "peak_memory_gib", "seconds")
 SIGNALS = {"SIGTERM": signal.SIGTERM, "SIGUSR1": signal.SIGUSR1, "Ctrl-C": signal.SIGINT}
 KILLS = ("kill -9", "kill -9 in a save", "kill -9 in a validation")
+FULL_DISKS = ("full disk", "kill -9 on a full disk")
 DAMAGES = ("flipped byte", "truncated file", "missing file", "other version")
 LAYOUTS: dict[str, dict[str, Any]] = {
     "1 process, worker, stream": {"data.streaming": True, "data.packing": "isolate", "data.num_workers": 1},
@@ -67,6 +71,9 @@ def main() -> int:
     folder = Path(arguments.folder or tempfile.mkdtemp(prefix="chaos-")).resolve()
     corpus = write_corpus(folder / "corpus", draw)
     small_disk = shutil.disk_usage(folder).total < 256 * 2**20
+    kinds = arguments.faults or [*KILLS, *SIGNALS, *DAMAGES, *(FULL_DISKS if small_disk else ())]
+    if not small_disk and set(kinds) & set(FULL_DISKS):
+        raise SystemExit(f"--folder {folder} is on a disk too large to be filled: mount a small one")
     tallies: dict[str, Tally] = defaultdict(Tally)
     runs: Counter[str] = Counter()
     wrong: list[str] = []
@@ -83,14 +90,17 @@ def main() -> int:
         name = list(LAYOUTS)[rounds % len(LAYOUTS)]
         job = build_job(folder, corpus, name, f"storm-{rounds}")
         rounds += 1
-        problems = storm(job, tallies, draw, small_disk)
-        rows, weights = outcome(job)
-        expected_rows, expected = references[name]
+        faults: list[str] = []
+        wrong += storm(job, tallies, draw, kinds, faults)
+        differing = compare(outcome(job), references[name])
         runs["finished"] += 1
-        runs["repeated or lost"] += sum(a != b for a, b in zip(rows, expected_rows, strict=False))
-        runs["repeated or lost"] += abs(len(rows) - len(expected_rows))
-        runs["exact"] += (rows, weights) == (expected_rows, expected)
-        wrong += problems
+        runs["exact"] += not differing
+        runs["rows"] += sum(line.startswith("step") for line in differing)
+        if differing:
+            # Off the disk that is to be full.
+            kept = shutil.copytree(run_path(job), SCREENS / job.run.name)
+            wrong.append("\n".join([f"{kept} ({name}) is not exact:", *differing, "after:", *faults]))
+            print(wrong[-1], flush=True)
         shutil.rmtree(run_path(job))
     show(console, tallies, runs, (time.monotonic() - start) / 60, wrong)
     if not arguments.folder:
@@ -98,11 +108,21 @@ def main() -> int:
     return int(runs["exact"] != runs["finished"] or bool(wrong))
 
 
-def storm(job: JobConfig, tallies: dict[str, Tally], draw: random.Random, small_disk: bool) -> list[str]:
-    """Trains a job to its end through one fault after the other; what should not have happened."""
+def storm(
+    job: JobConfig, tallies: dict[str, Tally], draw: random.Random, kinds: Sequence[str], told: list[str]
+) -> list[str]:
+    """Trains a job to its end through one fault after the other; what should not have happened.
+
+    Args:
+        job: the job.
+        tallies: counts the faults of each kind.
+        draw: the lot.
+        kinds: the faults to choose from.
+        told: gets a line for each fault.
+    """
     problems: list[str] = []
     for faults in range(1000):
-        kind = draw.choice([*KILLS, *SIGNALS, *DAMAGES, *(["full disk"] if small_disk else [])])
+        kind = draw.choice(kinds)
         # So that a run comes to an end.
         calm = faults >= 8
         with Job(job) as running:
@@ -111,6 +131,7 @@ def storm(job: JobConfig, tallies: dict[str, Tally], draw: random.Random, small_
             if hit:
                 inject(kind, running, draw)
             code = running.wait()
+            (running.root / "ballast").unlink(missing_ok=True)
             if not hit and code == 0:
                 return problems
             said = running.said()
@@ -131,7 +152,8 @@ def storm(job: JobConfig, tallies: dict[str, Tally], draw: random.Random, small_
             tally.injected += 1
             tally.ends[str(code)] += 1
             seconds = time.monotonic() - begun
-            print(f"{job.run.name}: {kind} at step {step}, exit code {code} after {seconds:.1f} s", flush=True)
+            told.append(f"{kind} at step {step}, exit code {code} after {seconds:.1f} s, good: {good and good.name}")
+            print(f"{job.run.name}: {told[-1]}", flush=True)
             tally.lost = max(tally.lost, step - (read_manifest(good).step if good else 0))
             if code == 0:
                 return problems
@@ -142,15 +164,25 @@ def inject(kind: str, running: Job, draw: random.Random) -> None:
     """Brings the fault on one of the processes, chosen by lot."""
     if kind in SIGNALS:
         running.send(draw.choice(running.processes), SIGNALS[kind])
-    elif kind == "full disk":
+    elif kind in FULL_DISKS:
         ballast = running.root / "ballast"
         with suppress(OSError), ballast.open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(4096))
+        # Said of a checkpoint, or also of a row.
+        wanted = "could not be written" if kind == "full disk" else "be written"
         deadline = time.monotonic() + 20
-        while running.alive() and "could not be written" not in running.said() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        ballast.unlink(missing_ok=True)
+        while running.alive() and wanted not in running.said() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(draw.random() * 0.1)
+        if kind == "full disk":
+            ballast.unlink(missing_ok=True)
+            return
+        if draw.random() < 0.5:
+            # Just as there is room again.
+            ballast.unlink(missing_ok=True)
+            time.sleep(draw.random() * 0.1)
+        running.send(draw.choice(running.processes), signal.SIGKILL)
     else:
         running.send(draw.choice(running.processes), signal.SIGKILL)
 
@@ -301,6 +333,19 @@ def outcome(job: JobConfig) -> tuple[list[dict[str, float]], str]:
     return rows, hashlib.sha256(weights.read_bytes()).hexdigest() if weights.exists() else ""
 
 
+def compare(found: tuple[list[dict[str, float]], str], expected: tuple[list[dict[str, float]], str]) -> list[str]:
+    """A line for each step whose rows are missing, doubled or others than expected, and for other weights."""
+    (rows, weights), (expected_rows, expected_weights) = found, expected
+    lines = []
+    for step in sorted({row["step"] for row in rows + expected_rows}):
+        here, there = ([row for row in given if row["step"] == step] for given in (rows, expected_rows))
+        if here != there:
+            lines.append(f"step {step:.0f}: {here or 'no row'}, expected {there or 'no row'}")
+    if not lines and rows != expected_rows:
+        lines.append("the rows are in another order")
+    return lines + (["the weights differ"] if weights != expected_weights else [])
+
+
 def write_corpus(folder: Path, draw: random.Random) -> Path:
     words = ["alpha", "beta", "gamma", "delta", "return", "import", "self", "for", "in", "if"]
     folder.mkdir(parents=True, exist_ok=True)
@@ -323,7 +368,7 @@ def show(console: Console, tallies: dict[str, Tally], runs: Counter[str], minute
     lost = max((tally.lost for tally in tallies.values()), default=0)
     console.print(
         f"{minutes:.1f} minutes, {injected} faults, {runs['finished']} runs of {STEPS} steps, saved every "
-        f"{SAVE_EVERY}; steps lost at most {lost}; rows repeated or lost {runs['repeated or lost']}; "
+        f"{SAVE_EVERY}; steps lost at most {lost}; rows repeated, lost or changed {runs['rows']}; "
         f"exact {runs['exact']} of {runs['finished']}",
         soft_wrap=True,
         highlight=False,
@@ -336,6 +381,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0, help="how long; the run in hand is finished")
     parser.add_argument("--folder", help="where; on a file system below 256 MB its disk is filled, too")
+    parser.add_argument("--faults", nargs="+", help="only these", choices=[*KILLS, *SIGNALS, *DAMAGES, *FULL_DISKS])
     parser.add_argument("--seed", type=int, default=0, help="chooses faults and moments")
     return parser.parse_args()
 

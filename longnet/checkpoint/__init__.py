@@ -1,5 +1,6 @@
 """Checkpoints: directories of safetensors and JSON, whole or absent, checked before they are used."""
 
+from .copies import HostCopies
 from .folder import best_of, clean, newest_good, path_of, prune, steps_of
 from .manifest import DamagedError, Manifest, read_manifest, verify
 from .reading import Contents, read_whole
@@ -9,6 +10,7 @@ __all__ = [
     "Contents",
     "DamagedError",
     "Facts",
+    "HostCopies",
     "Manifest",
     "Processes",
     "Writer",

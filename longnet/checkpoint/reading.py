@@ -47,15 +47,13 @@ class Contents:
         """Everything, as it was given to be saved, but for the top-level keys to leave out."""
         return {key: self.get(key) for key in self._tree if key not in leave_out}
 
-    def get(self, key: str) -> Any:
-        """What was saved under a top-level key."""
-        return restore(self._tree[key], self.tensor)
+    def get(self, *place: str | int) -> Any:
+        """What was saved in a place."""
+        return restore(self._at(place), self.tensor)
 
     def fill_all(self, target: Mapping[str, Any], *place: str | int) -> None:
         """Copies what was saved in a place into the tensors of the same names, down to any depth."""
-        tree: Any = self._tree
-        for key in place:
-            tree = tree[key]
+        tree = self._at(place)
         for name, value in target.items():
             if isinstance(value, Tensor):
                 self.fill(value, tree[name]["$tensor"])
@@ -98,6 +96,12 @@ class Contents:
         shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
         if prod(shape):
             target.to_local().copy_(self.region(name, offset, shape))
+
+    def _at(self, place: Sequence[str | int]) -> Any:
+        tree: Any = self._tree
+        for key in place:
+            tree = tree[key]
+        return tree
 
     def _find(self, name: str) -> list[tuple[Any, list[int], list[int]]]:
         if name not in self._parts:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from .copies import HostCopies
 from .files import Entry, sync_directory, write_json, write_tensors
 from .manifest import Manifest
 from .tree import flatten
@@ -68,7 +69,8 @@ class Writer:
         facts: for the manifest.
         processes: who writes.
         session: names the attempt, the same on all processes, so that none takes an older one's files for this one's.
-        copy: whether tensors are copied first, because they will change while this writes.
+        copies: takes copies of the tensors, where these will change while this writes.
+        beforehand: called by the first process before the checkpoint gets its name, which it does not if this fails.
     """
 
     def __init__(
@@ -78,17 +80,20 @@ class Writer:
         facts: Facts,
         processes: Processes = ALONE,
         session: str = "0",
-        copy: bool = False,
+        copies: HostCopies | None = None,
+        beforehand: Callable[[], None] = lambda: None,
     ) -> None:
         self.target = target
         self.folder = target.with_name(f"{TEMPORARY}{target.name}-{session}")
         self.facts = facts
         self.rank, self.world, self._agree = processes.rank, processes.world, processes.agree
+        self._beforehand = beforehand
         self._tree, tensors = flatten(state)
         parts = {name: part for name, x in tensors.items() if (part := _part(x, self.rank)) is not None}
         self._tensors = {name: x.detach() for name, (x, *_) in parts.items()}
-        if copy:
-            self._tensors = {name: x.to("cpu", copy=True) for name, x in self._tensors.items()}
+        self._copies = copies
+        if copies is not None:
+            self._tensors = copies.take(self._tensors)
         self._places = {name: {"shape": shape, "offset": offset} for name, (_, shape, offset) in parts.items()}
 
     def write(self) -> None:
@@ -125,6 +130,8 @@ class Writer:
     def write_part(self) -> None:
         """Writes what this process holds, and a receipt for it."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        if self._copies is not None:
+            self._copies.wait()
         tensors = TENSORS.format(rank=self.rank)
         written = {tensors: write_tensors(self.folder / tensors, self._tensors, {PARTS: json.dumps(self._places)})}
         if self.rank == 0:
@@ -144,6 +151,7 @@ class Writer:
 
     def publish(self) -> None:
         """Puts the finished checkpoint in its place; for the first process, when all parts are there."""
+        self._beforehand()
         files: dict[str, Entry] = {}
         for rank in range(self.world):
             receipt = self.folder / RECEIPT.format(rank=rank)

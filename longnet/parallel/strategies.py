@@ -123,6 +123,11 @@ class SequenceParallelFSDPStrategy(_OverSequences, ModelParallelStrategy):
                 moments = state["state"]
                 assert isinstance(moments, dict)
                 contents.fill_all(moments, "optimizer_states", number, "state")
+                groups: Any = state["param_groups"]
+                saved = contents.get("optimizer_states", number, "param_groups")
+                state["param_groups"] = [
+                    old | {"params": new["params"]} for old, new in zip(saved, groups, strict=True)
+                ]
                 set_optimizer_state_dict(self.model, optimizer, state)
             return contents.state("state_dict", "optimizer_states")
 

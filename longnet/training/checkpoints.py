@@ -11,10 +11,11 @@ from typing import Any
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 
-from longnet.checkpoint import Facts, Processes, Writer, path_of, prune, read_manifest, read_whole
+from longnet.checkpoint import Facts, HostCopies, Processes, Writer, path_of, prune, read_manifest, read_whole
 from longnet.config.errors import JobError
 from longnet.parallel.checkpoints import by_name, by_place
 
+from .module import LongNetModule
 from .random_state import gather_random_state, set_random_state
 from .steps import StepCallback
 from .throughput import TrainingClock
@@ -33,6 +34,8 @@ class DirectoryCheckpointIO(CheckpointIO):
         asynchronous: whether training goes on while a copy of its state is written.
         timeout: seconds to wait for the parts of other processes, where it is asynchronous.
         warn: told when a checkpoint could not be written.
+        beforehand: puts on the disk what a checkpoint relies on, before it is there: the steps before it, and so their
+            rows, never come again.
     """
 
     def __init__(
@@ -41,11 +44,13 @@ class DirectoryCheckpointIO(CheckpointIO):
         asynchronous: bool = False,
         timeout: float = 600.0,
         warn: Callable[[str], None] = print,
+        beforehand: Callable[[], None] = lambda: None,
     ) -> None:
         self._keep = keep
-        self._asynchronous = asynchronous
+        self._copies = HostCopies() if asynchronous else None
         self._timeout = timeout
         self._warn = warn
+        self._beforehand = beforehand
         self._thread: threading.Thread | None = None
         self.failure: str | None = None
 
@@ -54,8 +59,8 @@ class DirectoryCheckpointIO(CheckpointIO):
         self.finish()
         facts, session = Facts(**checkpoint.pop("manifest")), checkpoint.pop("session")
         processes = storage_options or Processes()
-        writer = Writer(Path(path), checkpoint, facts, processes, session, copy=self._asynchronous)
-        if not self._asynchronous:
+        writer = Writer(Path(path), checkpoint, facts, processes, session, self._copies, self._beforehand)
+        if self._copies is None:
             self._write(writer, writer.write)
             return
         self._thread = threading.Thread(
@@ -139,6 +144,9 @@ class Checkpoints(StepCallback):
         """
         step = trainer.global_step
         if self._saved_step != step:
+            # What is saved must be sound.
+            assert isinstance(trainer.lightning_module, LongNetModule)
+            trainer.lightning_module.settle()
             self._clock.stop(trainer.strategy.root_device)
             trainer.save_checkpoint(path_of(self.folder, step), weights_only=False)
             self._saved_step = step

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -17,7 +17,6 @@ from longnet.config.schema import GuardConfig
 
 from .datamodule import TextDataModule
 from .module import LongNetModule
-from .steps import StepCallback
 
 
 class LossSpikeError(Exception):
@@ -28,7 +27,7 @@ class LossSpikeError(Exception):
         self.step = step
 
 
-class Guard(StepCallback):
+class Guard(Callback):
     """Stops a run, or skips the step, where numbers are not finite; asks to go back where the loss has jumped.
 
     What it looks at is summed over all processes, so all of them come to the same decision.
@@ -51,23 +50,7 @@ class Guard(StepCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, LongNetModule)
         module = pl_module
-        module.not_finite = lambda batch: self._judge(module, batch)
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        # Not after the validation that may follow: what is validated and saved should be sound.
-        assert isinstance(pl_module, LongNetModule)
-        loss, config = pl_module.step_loss, self.config
-        if not math.isfinite(loss):
-            return
-        self._in_a_row = 0
-        if config.spike_factor and len(self._losses) == config.spike_window:
-            usual = statistics.median(self._losses)
-            if loss > config.spike_factor * usual:
-                raise LossSpikeError(trainer.global_step, loss, usual)
-        self._losses.append(loss)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Nothing to do: the step was judged before."""
+        module.judge = lambda loss, sound, batch: self._judge(module, loss, sound, batch)
 
     def state_dict(self) -> dict[str, Any]:
         return {"in_a_row": self._in_a_row, "skipped": self.skipped, "losses": list(self._losses)}
@@ -76,9 +59,21 @@ class Guard(StepCallback):
         self._in_a_row, self.skipped = state_dict["in_a_row"], state_dict["skipped"]
         self._losses.extend(state_dict["losses"])
 
-    def _judge(self, module: LongNetModule, batch: dict[str, Any]) -> None:
-        step, optim, config = module.global_step + 1, module.optim, self.config
-        what = "the loss" if not module.loss_is_finite else "the gradient"
+    def _judge(self, module: LongNetModule, loss: float, sound: bool, batch: dict[str, Any]) -> None:
+        if not sound:
+            self._pass_over(module, loss, batch)
+            return
+        config = self.config
+        self._in_a_row = 0
+        if config.spike_factor and len(self._losses) == config.spike_window:
+            usual = statistics.median(self._losses)
+            if loss > config.spike_factor * usual:
+                raise LossSpikeError(module.global_step, loss, usual)
+        self._losses.append(loss)
+
+    def _pass_over(self, module: LongNetModule, loss: float, batch: dict[str, Any]) -> None:
+        step, optim, config = module.global_step, module.optim, self.config
+        what = "the gradient" if math.isfinite(loss) else "the loss"
         where = find_not_finite(module, batch)
         text = f"{what} is not finite at step {step}: first in {where}; {self._data.describe_batch(step - 1)}"
         self._in_a_row += 1

@@ -23,7 +23,7 @@ REQUEUE = WAYS[signal.SIGUSR1]
 
 
 class Interrupts(StepCallback):
-    """Ends the run after the step in which a signal came, saved, whichever process it came to.
+    """Ends the run after the step in which a signal came or the one behind it, saved, whichever process it came to.
 
     A handler only takes a note; the processes agree on it by the sum that every step has anyway. SIGUSR1, which SLURM
     sends before a job's time is up, also asks SLURM to run the job again. A second Ctrl-C ends the run at once.
@@ -81,7 +81,7 @@ class Interrupts(StepCallback):
             if self._module.asked_to_stop == way:
                 self._restore()
                 raise KeyboardInterrupt
-            self.console.print("stopping after this step; Ctrl-C again stops at once, without saving")
+            self.console.print("stopping after this step or the next; Ctrl-C again stops at once, without saving")
         self._module.asked_to_stop = max(self._module.asked_to_stop, way)
 
     def _stop(self, trainer: Trainer, way: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
 
 class MetricsFile(Logger):
-    """Appends rows to a CSV file; every row is on disk when the call returns.
+    """Appends rows to a CSV file; a row outlives the process when the call returns, and the machine after `flush`.
 
     Args:
         path: the file.
@@ -55,6 +56,8 @@ class MetricsFile(Logger):
         self.path = path
         self._warn = warn
         self._waiting: list[dict[str, Any]] = []
+        # A checkpoint that is written beside training flushes from its own thread.
+        self._lock = threading.Lock()
         self.columns = (*COLUMNS, *(f"rows/{part}" for part in parts))
 
     @property
@@ -75,12 +78,26 @@ class MetricsFile(Logger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         if unknown := set(metrics) - set(self.columns):
             raise ValueError(f"metrics {sorted(unknown)} have no column in {self.path.name}: add them to COLUMNS")
-        self._waiting.append({**metrics, "step": step})
-        try:
-            self._append()
-        except OSError as error:
-            if len(self._waiting) == 1:
-                self._warn(f"WARNING: {self.path} cannot be written ({error.strerror}); rows wait until it can")
+        with self._lock:
+            self._waiting.append({**metrics, "step": step})
+            try:
+                self._append()
+            except OSError as error:
+                if len(self._waiting) == 1:
+                    self._warn(f"WARNING: {self.path} cannot be written ({error.strerror}); rows wait until it can")
+
+    def flush(self) -> None:
+        """Puts every row on the disk, those that wait, too.
+
+        Raises:
+            OSError: if one of them cannot be.
+        """
+        with self._lock:
+            if self._waiting:
+                self._append()
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                os.fsync(file.fileno())
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to do: the run directory holds the config."""
@@ -104,6 +121,8 @@ class MetricsFile(Logger):
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(self.columns)
             writer.writerows(self._cells(row) for row in rows)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, self.path)
 
     def _cells(self, row: Mapping[str, Any]) -> list[str]:

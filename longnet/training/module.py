@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ParallelStrategy
@@ -69,14 +70,15 @@ class LongNetModule(LightningModule):
         self.seed = seed
         # Called with the reason when a step does not fit; makes room, or raises.
         self.out_of_memory: Callable[[str], None] | None = None
-        # Called with the batch of a step whose loss or gradient is not finite; raises, or lets the step be skipped.
-        self.not_finite: Callable[[dict[str, Any]], None] | None = None
+        # Called with the loss of a step, whether the step was sound or has left everything as it was, and its batch.
+        self.judge: Callable[[float, bool, dict[str, Any]], None] | None = None
         # What this process was asked to do by a signal, as one of STOPS, and what all agreed on in the last step.
         self.asked_to_stop = 0
         self.agreed_to_stop = 0
-        self.step_loss = 0.0
-        self.loss_is_finite = True
-        self._batch: dict[str, Any] = {}
+        # The batch of a step that is not settled and, on the device, its loss, whether it is sound, and the votes.
+        self._unsettled: tuple[dict[str, Any], Tensor] | None = None
+        self._loss = torch.zeros(())
+        self._sound = torch.ones((), dtype=torch.bool)
         self._validation_sums = torch.zeros(2)
         self._max_steps = max_steps
         self._context_growth = context_growth
@@ -107,6 +109,7 @@ class LongNetModule(LightningModule):
         )
 
     def training_step(self, batch: dict[str, Any]) -> None:
+        self.settle()
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
         for group in optimizer.param_groups:
@@ -116,16 +119,29 @@ class LongNetModule(LightningModule):
         tokens = self._sum_over_processes((batch["labels"] != IGNORE_INDEX).sum())
         # The strategy averages gradients over the processes; the loss is a mean over all their tokens.
         scale = self.trainer.world_size / tokens.clamp(min=1)
-        self._batch = batch
-        nll = self._agree(self._compute_gradients(batch, scale))
-        self.step_loss = float(nll) / max(int(tokens), 1)
+        nll, *votes = self._sum_over_processes(self._with_votes(self._compute_gradients(batch, scale)))
+        self._loss = nll / tokens.clamp(min=1)
         optimizer.step()
-        self._batch = {}
+        self._unsettled = batch, torch.stack([self._loss, self._sound.to(nll.dtype), *votes])
 
-        if math.isfinite(self.step_loss):
-            self.window_nll += nll
-            self.window_tokens += tokens
+        self.window_nll += nll.where(self._sound, 0)
+        self.window_tokens += tokens.where(self._sound, 0)
         self.tokens_seen += tokens
+
+    def settle(self) -> None:
+        """Waits for the last step, if that was not done yet, and has it judged; all processes do so at the same time.
+
+        No step waits for its own end, so that the device has work while the next batch is fetched: this is called by
+        the next one, and before anything is written down, validated or saved.
+        """
+        if self._unsettled is None:
+            return
+        batch, summary = self._unsettled
+        self._unsettled = None
+        loss, sound, *votes = summary.tolist()
+        self._count(votes)
+        if self.judge is not None:
+            self.judge(loss, bool(sound), batch)
 
     def dry_step(self, context_length: int) -> str | None:
         """A forward and a backward pass over a whole micro-batch, which change nothing; why not, if memory ran out."""
@@ -154,7 +170,7 @@ class LongNetModule(LightningModule):
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
         while True:
-            self._seed_step()
+            self._seed_step(self.global_step)
             optimizer.zero_grad()
             try:
                 return self._backward_through(self._micro_batches(batch), scale)
@@ -169,7 +185,7 @@ class LongNetModule(LightningModule):
     def _backward_through(self, micro_batches: list[dict[str, Tensor]], scale: Tensor) -> Tensor:
         nll = torch.zeros((), device=self.device)
         for index, micro_batch in enumerate(micro_batches):
-            sums = self._loss_sums(micro_batch, self._context())
+            sums = self._loss_sums(micro_batch, self._context(self.global_step))
             # Backward is not to run under autocast: it takes its dtypes from the forward pass.
             with self._gradient_sync(index == len(micro_batches) - 1), torch.autocast(self.device.type, enabled=False):
                 self.manual_backward(sums.loss * scale)
@@ -183,18 +199,19 @@ class LongNetModule(LightningModule):
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         # Of sharded parameters it is the norm of the shards together.
         self.gradient_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        # A scaler skips steps of its own, to find the largest scale: a gradient that overflows is no news to it.
-        scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
-        if not math.isfinite(self.step_loss) or not (scaled or math.isfinite(self.gradient_norm)):
-            # Loss and norm are sums over all processes: every one of them comes here, or none.
-            self.loss_is_finite = math.isfinite(self.step_loss)
-            self.step_loss = math.nan
-            if self.not_finite is not None:
-                self.not_finite(self._batch)
-                # Without gradients, the optimiser leaves weights and its own state as they are.
-                optimizer.zero_grad()
-                return
-        torch.nn.utils.clip_grads_with_norm_(parameters, limit, self.gradient_norm)
+        # Loss and norm are sums over all processes: they are sound in every one of them, or in none.
+        self._sound = self._loss.isfinite()
+        if optimizer.defaults["fused"]:
+            self._sound = self._sound & self.gradient_norm.isfinite()
+            # The fused kernel then leaves weights and its own state as they are, and the host need not know yet.
+            vars(optimizer)["found_inf"] = (~self._sound).float()
+        elif not self._sound:
+            # There is a scaler. It skips steps of its own, to find the largest scale: a gradient that overflows is no
+            # news to it. Without gradients, the optimiser leaves everything as it is.
+            optimizer.zero_grad()
+            return
+        # Gradients that are not finite are left for whoever looks for where they became so.
+        torch.nn.utils.clip_grads_with_norm_(parameters, limit, self.gradient_norm.where(self._sound, 0))
 
     def on_train_batch_end(self, *_: Any) -> None:
         # Asking to stop makes Lightning validate, so that every run ends with a validation of its final weights.
@@ -207,11 +224,20 @@ class LongNetModule(LightningModule):
         self.window_tokens.zero_()
         return mean
 
+    def on_train_end(self) -> None:
+        self.settle()
+
+    def on_validation_model_zero_grad(self) -> None:
+        # What a step has come to is seen in its gradients, too.
+        self.settle()
+        super().on_validation_model_zero_grad()
+
     def on_validation_epoch_start(self) -> None:
         self._validation_sums = torch.zeros(2, device=self.device)
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        self._agree(torch.zeros((), device=self.device))
+        _, *votes = self._sum_over_processes(self._with_votes(torch.zeros((), device=self.device))).tolist()
+        self._count(votes)
         sums = self._loss_sums(self._own_part(batch))
         self._validation_sums += torch.stack([sums.nll, sums.tokens.to(sums.nll.dtype)])
 
@@ -225,18 +251,20 @@ class LongNetModule(LightningModule):
         self.log_dict(metrics, logger=False)
 
     def forward_again(self, batch: dict[str, Any]) -> list[Tensor]:
-        """The losses of the micro-batches of the step in hand once more, to look at how they come about."""
-        self._seed_step()
+        """The losses of the micro-batches of the last step once more, to look at how they come about."""
+        step = self.global_step - 1
+        self._seed_step(step)
+        context = self._context(step)
         with torch.no_grad(), self.trainer.precision_plugin.train_step_context():
-            return [self._loss_sums(micro_batch, self._context()).nll for micro_batch in self._micro_batches(batch)]
+            return [self._loss_sums(micro_batch, context).nll for micro_batch in self._micro_batches(batch)]
 
-    def _agree(self, nll: Tensor) -> Tensor:
-        """The sum over all processes; on the way, they agree on whether to stop."""
-        asked = [float(self.asked_to_stop == way) for way in range(1, STOPS + 1)]
-        summed = self._sum_over_processes(torch.stack([nll, *nll.new_tensor(asked)]))
-        votes = summed[1:].tolist()
+    def _with_votes(self, nll: Tensor) -> Tensor:
+        """What is summed over all processes in any case and, with it, what this one was asked to do by a signal."""
+        # Filled on the device: a list would be sent there, and waited for.
+        return torch.stack([nll, *(nll.new_full((), self.asked_to_stop == way) for way in range(1, STOPS + 1))])
+
+    def _count(self, votes: Sequence[float]) -> None:
         self.agreed_to_stop = max((way for way, vote in enumerate(votes, 1) if vote), default=0)
-        return summed[0]
 
     @property
     def _sequence(self) -> SequenceShare | None:
@@ -253,9 +281,9 @@ class LongNetModule(LightningModule):
         starts = range(0, len(batch["input_ids"]), size)
         return [{name: rows[start : start + size] for name, rows in batch.items()} for start in starts]
 
-    def _context(self) -> int | None:
-        """The context of the step about to be taken, where it is shorter than the rows."""
-        share = self.global_step / self._max_steps
+    def _context(self, step: int) -> int | None:
+        """The context of a step, where it is shorter than the rows."""
+        share = step / self._max_steps
         return next((context for context, until in self._context_growth if share < until), None)
 
     def _loss_sums(self, batch: dict[str, Any], context: int | None = None) -> LossSums:
@@ -286,10 +314,11 @@ class LongNetModule(LightningModule):
         return strategy.block_backward_sync()
 
     def _sum_over_processes(self, tensor: Tensor) -> Tensor:
-        summed = self.trainer.strategy.reduce(tensor, reduce_op="sum")
-        assert isinstance(summed, Tensor)
-        return summed
+        # Not the strategy's own sum, which has the host wait at a barrier.
+        if self.trainer.world_size > 1:
+            dist.all_reduce(tensor)
+        return tensor
 
-    def _seed_step(self) -> None:
-        words = np.random.SeedSequence([self.seed, self.global_step, self.global_rank]).generate_state(1, np.uint64)
+    def _seed_step(self, step: int) -> None:
+        words = np.random.SeedSequence([self.seed, step, self.global_rank]).generate_state(1, np.uint64)
         torch.manual_seed(int(words[0]))

@@ -23,7 +23,7 @@ def gather_random_state(trainer: Trainer) -> list[dict[str, Any]]:
     if trainer.world_size > 1:
         gathered = [torch.empty_like(own) for _ in range(trainer.world_size)]
         dist.all_gather(gathered, own)
-    return [json.loads(bytes(text.tolist())) for text in gathered]
+    return [json.loads(text.cpu().numpy().tobytes()) for text in gathered]
 
 
 def set_random_state(states: list[dict[str, Any]], rank: int) -> None:

@@ -49,6 +49,7 @@ class Recorder(StepCallback):
         self._clock = clock
         self._data = data
         self._lap_tokens = 0
+        self._logged: int | None = None
         self._matmul_rate = math.inf
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -61,7 +62,8 @@ class Recorder(StepCallback):
             )
         for logger in trainer.loggers:
             if isinstance(logger, MetricsFile):
-                logger.rewind(trainer.global_step)
+                # Not to the step of the checkpoint: its row may have been left for a validation that is still due.
+                logger.rewind(trainer.global_step if self._logged is None else self._logged)
         reset_peak_memory(pl_module.device)
         self._matmul_rate = measure_matmul_rate(pl_module.device, self.matmul_dtype)
         self._lap_tokens = int(pl_module.tokens_seen)
@@ -84,12 +86,14 @@ class Recorder(StepCallback):
         self._clock.start()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"seconds": self._clock.total}
+        return {"seconds": self._clock.total, "logged": self._logged}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._clock.total = state_dict["seconds"]
+        self._logged = state_dict.get("logged")
 
     def _training_row(self, trainer: Trainer, module: LongNetModule) -> dict[str, float]:
+        module.settle()
         tokens = int(module.tokens_seen)
         seconds = max(self._clock.lap(module.device), 1e-9)
         rate = (tokens - self._lap_tokens) / seconds
@@ -110,6 +114,7 @@ class Recorder(StepCallback):
         }
 
     def _emit(self, trainer: Trainer, step: int, row: dict[str, float]) -> None:
+        self._logged = step
         for logger in trainer.loggers:
             logger.log_metrics(row, step)
         for listener in self.listeners:

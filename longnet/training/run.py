@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -13,6 +14,7 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.profilers import SimpleProfiler
 from rich.console import Console
+from safetensors import SafetensorError
 
 from longnet.checkpoint import Contents
 from longnet.config.errors import JobError
@@ -34,7 +36,7 @@ from .header import describe_session
 from .interrupt import Interrupts
 from .loggers import build_loggers, close_loggers, log_config
 from .memory import MemoryKeeper
-from .metrics import read_metrics
+from .metrics import MetricsFile, read_metrics
 from .module import LongNetModule
 from .placement import Placement, place
 from .pretrained import load_pretrained, new_config
@@ -81,6 +83,8 @@ def train(job: JobConfig) -> None:
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             step = checkpoint_step(run.last) if run.last else 0
             console.print(f"stopped; the same command goes on from step {step}")
+        if _is_about_the_disk(error):
+            raise JobError(f"{run.path} cannot be written ({error}): make room; the same command goes on") from error
         raise
     run.close()
 
@@ -187,7 +191,9 @@ def fit(session: Session) -> None:
     progress = build_progress(job.callbacks.progress, console, best)
     clock = TrainingClock()
     warn = _warner(console)
-    io = DirectoryCheckpointIO(job.callbacks.keep_last, job.callbacks.save_async, job.strategy.timeout, warn)
+    loggers = build_loggers(job.logger, run, session.data.corpus.weights, warn)
+    flush = next(logger.flush for logger in loggers if isinstance(logger, MetricsFile))
+    io = DirectoryCheckpointIO(job.callbacks.keep_last, job.callbacks.save_async, job.strategy.timeout, warn, flush)
     checkpoints = Checkpoints(run.checkpoints, io, job.callbacks.save_every, config_hash(job), clock)
     # The order matters: a step is recorded before it is saved, so a resumed run finds its row.
     callbacks: list[Callback] = [
@@ -207,7 +213,6 @@ def fit(session: Session) -> None:
         Interrupts(checkpoints, console),
     ]
     profiler = SimpleProfiler() if job.trainer.profiler == "simple" else None
-    loggers = build_loggers(job.logger, run, session.data.corpus.weights, warn)
     try:
         log_config(loggers, asdict(job))
         trainer = build_trainer(session, callbacks, loggers, io, profiler)
@@ -275,6 +280,13 @@ def finish(session: Session) -> None:
             )
         run.sample.write_text(sample)
     show_summary(session.console, run, baselines, sample)
+
+
+def _is_about_the_disk(error: BaseException) -> bool:
+    if isinstance(error, SafetensorError):
+        # It has no number, only words, which are the system's.
+        return "I/O error" in str(error)
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def _warner(console: Console) -> Callable[[str], None]:

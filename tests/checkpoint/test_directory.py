@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from longnet.checkpoint import (
     DamagedError,
     Facts,
+    HostCopies,
     Processes,
     Writer,
     best_of,
@@ -201,12 +202,16 @@ def test_a_part_that_never_comes_is_not_waited_for_for_ever(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_copy_is_written_and_not_what_the_tensors_have_become(tmp_path):
-    weight = torch.zeros(4)
-    writer = Writer(path_of(tmp_path, 1), {"weight": weight}, Facts(1), copy=True)
-    weight += 1
-    writer.write()
-    assert torch.equal(read_whole(path_of(tmp_path, 1))["weight"], torch.zeros(4))
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_copy_is_written_and_not_what_the_tensors_have_become(tmp_path, device):
+    weight, copies = torch.zeros(2**22, device=device), HostCopies()
+    for step in range(3):
+        # The last one has another shape.
+        now = weight[:5] if step == 2 else weight
+        writer = Writer(path_of(tmp_path, step), {"weight": now}, Facts(step), copies=copies)
+        weight += 1
+        writer.write()
+        assert torch.equal(read_whole(path_of(tmp_path, step))["weight"], torch.full(now.shape, float(step)))
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/b", "..", "", ".hidden"])

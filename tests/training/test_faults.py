@@ -11,12 +11,16 @@ from pathlib import Path
 
 import pytest
 from lightning.pytorch.loggers.logger import Logger
+from safetensors import SafetensorError
 from safetensors.torch import load_file
+from transformers import PreTrainedModel
 
 from longnet.checkpoint import files, steps_of, verify
 from longnet.config.errors import JobError
-from longnet.training import beside
+from longnet.training import beside, rundir
 from longnet.training.beside import LoggerBeside
+from longnet.training.checkpoints import Checkpoints
+from longnet.training.interrupt import WAYS
 from longnet.training.metrics import MetricsFile, read_metrics
 from longnet.training.module import LongNetModule
 from longnet.training.run import train
@@ -73,6 +77,33 @@ def test_a_last_checkpoint_that_cannot_be_saved_ends_the_run_with_the_older_one(
     assert verify(checkpoints(job)[-1]).step == 6
 
 
+@pytest.mark.parametrize("place", ["begin", "go on", "model"])
+def test_a_full_disk_around_training_is_said_in_plain_words(make_job, monkeypatch, place):
+    job = make_job()
+    if place == "go on":
+        train(make_job(trainer__max_steps=3))
+
+    def full(*_, **__):
+        if place == "model":
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        match place:
+            case "begin":
+                patch.setattr(rundir, "_replace", full)
+            case "go on":
+                patch.setattr(MetricsFile, "_write", full)
+            case _:
+                patch.setattr(PreTrainedModel, "save_pretrained", full)
+        with pytest.raises(JobError, match=r"default cannot be written \(.*No space left.*make room"):
+            train(job)
+    train(job)
+    path = Path(job.run.root) / "default"
+    assert (path / "model/model.safetensors").exists()
+    assert [row["step"] for row in read_metrics(path / "metrics.csv")] == [1, 2, 3, 4, 5, 6]
+
+
 def test_rows_wait_for_a_disk_that_is_full(tmp_path, monkeypatch):
     said: list[str] = []
     logger = MetricsFile(tmp_path / "metrics.csv", warn=said.append)
@@ -111,6 +142,77 @@ def test_half_a_row_does_not_stay(tmp_path, monkeypatch):
     assert logger.path.read_bytes() == before
     logger.log_metrics({"train/loss": 4.0}, 4)
     assert [row["step"] for row in read_metrics(logger.path)] == [1, 2, 3, 4]
+
+
+def test_rows_that_waited_for_the_disk_survive_a_checkpoint_and_a_death(make_job, monkeypatch):
+    expected = make_job(run__name="expected")
+    train(expected)
+    job = make_job(run__name="full")
+    append, step = MetricsFile._append, LongNetModule.training_step
+    full = {2, 3}
+
+    def failing(self):
+        if self._waiting and self._waiting[-1]["step"] in full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(self)
+
+    def dies(self, batch):
+        if self.global_step == 3:
+            raise RuntimeError("dies")
+        step(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MetricsFile, "_append", failing)
+        patch.setattr(LongNetModule, "training_step", dies)
+        with pytest.raises(RuntimeError, match="dies"):
+            train(job)
+    train(job)
+    root = Path(job.run.root)
+    assert losses(root / "full/metrics.csv") == losses(root / "expected/metrics.csv")
+
+
+def test_rows_that_wait_at_the_end_are_written_before_the_last_checkpoint(make_job, monkeypatch):
+    append, failed = MetricsFile._append, []
+
+    def failing(self):
+        # The disk has room again between the last row and the last checkpoint.
+        step = self._waiting[-1]["step"]
+        if step in {5, 6} and step not in failed:
+            failed.append(step)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(self)
+
+    monkeypatch.setattr(MetricsFile, "_append", failing)
+    job = make_job()
+    train(job)
+    assert failed == [5, 6]
+    assert [row["step"] for row in read_metrics(Path(job.run.root) / "default/metrics.csv")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_death_behind_a_validation_that_was_done_again_leaves_its_row_once(make_job, monkeypatch):
+    expected = make_job(run__name="expected")
+    train(expected)
+    job = make_job(run__name="broken")
+    validate = LongNetModule.validation_step
+
+    def signalled(self, batch, index):
+        self.asked_to_stop = WAYS[signal.SIGTERM]
+        validate(self, batch, index)
+
+    def dies(self, trainer, module, validated):
+        raise RuntimeError("dies between the row and the checkpoint")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LongNetModule, "validation_step", signalled)
+        with pytest.raises(SystemExit):
+            train(job)
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "on_step_end", dies)
+        with pytest.raises(RuntimeError, match="dies"):
+            train(job)
+    train(job)
+    root = Path(job.run.root)
+    assert losses(root / "broken/metrics.csv") == losses(root / "expected/metrics.csv")
 
 
 class Recording(Logger):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import traceback
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from longnet.checkpoint import read_whole, steps_of
+from longnet.checkpoint import read_manifest, read_whole, steps_of
 from longnet.config.errors import JobError
 from longnet.training.module import LongNetModule
 from longnet.training.run import train
@@ -18,30 +21,37 @@ from .jobs import losses
 from .processes import finish, running
 
 OPTIONS = {"trainer__guard__non_finite": "skip", "trainer__val_every": 100}
+# Nothing is written down, validated or saved after a step, so that it is the next one that finds out about it.
+LATE = {"trainer__log_every": 100, "trainer__val_every": 100, "callbacks__save_every": 100}
 
 
 def poison(monkeypatch, steps, kind="output"):
     """Makes a part of the model not finite in some steps; the state before and after each step is kept."""
-    step, states = LongNetModule.training_step, []
+    step, settle, states, handles = LongNetModule.training_step, LongNetModule.settle, [], []
 
     def training_step(self: LongNetModule, batch: Any) -> None:
+        self.settle()
         mlp = self.model.model.layers[1].mlp
         before = copy.deepcopy((self.model.state_dict(), self.optimizers().optimizer.state_dict()["state"]))
-        handle = None
         if self.global_step + 1 in steps:
             weight = next(mlp.parameters())
-            handle = (
+            handles.append(
                 mlp.register_forward_hook(lambda module, inputs, output: output * torch.nan)
                 if kind == "output"
                 else weight.register_hook(lambda gradient: gradient * torch.inf)
             )
         step(self, batch)
-        if handle is not None:
-            handle.remove()
         states.append((before, (self.model.state_dict(), self.optimizers().optimizer.state_dict()["state"])))
         states[-1] = copy.deepcopy(states[-1])
 
+    def settled(self: LongNetModule) -> None:
+        if self._unsettled is not None:
+            settle(self)
+            while handles:
+                handles.pop().remove()
+
     monkeypatch.setattr(LongNetModule, "training_step", training_step)
+    monkeypatch.setattr(LongNetModule, "settle", settled)
     return states
 
 
@@ -58,10 +68,19 @@ def equal(left, right):
         ("gradient", r"the gradient is not finite at step 3: first in the gradient of model\.layers\.1\.mlp"),
     ],
 )
-def test_raising_names_the_step_the_place_and_the_documents(make_job, monkeypatch, kind, what):
+@pytest.mark.parametrize("options", [{}, LATE], ids=["at once", "by the next step"])
+def test_raising_names_the_step_the_place_and_the_documents(make_job, monkeypatch, kind, what, options):
     poison(monkeypatch, {3}, kind)
-    with pytest.raises(JobError, match=rf"{what}.*rows \d+, \d+, with documents \d+.*Lower optim\.lr"):
-        train(make_job())
+    with pytest.raises(JobError, match=rf"{what}.*rows 7, 37, with documents 1, 2, 13,.*Lower optim\.lr"):
+        train(make_job(**options))
+
+
+def test_what_is_not_sound_is_not_saved(make_job, monkeypatch):
+    poison(monkeypatch, {4})
+    job = make_job(**LATE | {"callbacks__save_every": 2})
+    with pytest.raises(JobError, match="the loss is not finite at step 4"):
+        train(job)
+    assert [read_manifest(path).step for path in steps_of(Path(job.run.root) / "default/checkpoints")] == [2]
 
 
 @pytest.mark.parametrize("kind", ["output", "gradient"])
@@ -102,8 +121,9 @@ LongNetModule._loss_sums = poisoned
 """
 
 
-def test_all_processes_skip_what_is_bad_in_one(make_job):
-    job = make_job(trainer__devices=2, strategy__name="ddp", data__batch_size=1, **OPTIONS)
+@pytest.mark.parametrize("strategy", ["ddp", "sequence_parallel_fsdp"])
+def test_all_processes_skip_what_is_bad_in_one(make_job, strategy):
+    job = make_job(trainer__devices=2, strategy__name=strategy, data__batch_size=1, **OPTIONS | LATE)
     with running(job, ONE_RANK_IS_BAD) as ranks:
         codes, said = finish(ranks)
     assert codes == [0, 0], said
@@ -111,6 +131,7 @@ def test_all_processes_skip_what_is_bad_in_one(make_job):
     saved = read_whole(steps_of(Path(job.run.root) / "default/checkpoints")[-1])
     assert all(torch.isfinite(weight).all() for weight in saved["state_dict"].values())
     assert saved["callbacks"]["Guard"]["skipped"] == 1
+    assert {int(moments["step"]) for moments in saved["optimizer_states"][0]["state"].values()} == {5}
 
 
 def spike(monkeypatch, bad_batches):
@@ -122,7 +143,7 @@ def spike(monkeypatch, bad_batches):
         taken.append((number, batch["input_ids"].clone()))
         step(self, batch)
         if number in bad_batches:
-            self.step_loss *= 10
+            self._unsettled[1][0] *= 10
 
     monkeypatch.setattr(LongNetModule, "training_step", training_step)
     return taken
@@ -162,3 +183,46 @@ def test_a_run_goes_back_only_so_often(make_job, monkeypatch):
     spike(monkeypatch, set(range(3, 99)))
     with pytest.raises(JobError, match=r"trainer\.guard\.rewinds=2 are spent"):
         train(make_job(trainer__guard__rewinds=2, **SPIKES))
+
+
+class Reads(TorchDispatchMode):
+    """Finds out where a number is read from the device, which waits for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.places = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._local_scalar_dense.default:
+            self.places.append("".join(traceback.format_stack(limit=6)))
+        return func(*args, **kwargs or {})
+
+
+@contextmanager
+def synchronising_is_an_error():
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def test_a_step_does_not_wait_for_itself(make_job, monkeypatch, accelerator):
+    step, reads, unsettled = LongNetModule.training_step, Reads(), []
+
+    def watched(self: LongNetModule, batch: Any) -> None:
+        self.settle()
+        if not self.global_step:
+            # The first step loads and builds what it needs.
+            step(self, batch)
+        else:
+            with reads if accelerator == "cpu" else synchronising_is_an_error():
+                step(self, batch)
+        unsettled.append(self._unsettled)
+
+    monkeypatch.setattr(LongNetModule, "training_step", watched)
+    train(make_job(trainer__accelerator=accelerator, **LATE))
+    assert len(unsettled) == 6
+    assert None not in unsettled
+    assert not reads.places, reads.places[0]
