@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.models.utils_hf import get_dtype
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -51,6 +53,7 @@ class LongNetLM(HFLM):
             # A tokenizer that ends every text would end the prompts too; without special tokens it does not.
             options.setdefault("add_bos_token", False)
         options.setdefault("backend", "causal")
+        options.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
         length = max_length or config.get_text_config().max_position_embeddings
         super().__init__(pretrained=pretrained, tokenizer=tokenizer, max_length=length, **options)
 
@@ -65,25 +68,24 @@ class LongNetLM(HFLM):
         self._model = import_checkpoint(pretrained, dtype=None if dtype in (None, "auto") else get_dtype(dtype))
         check_tokenizer(self.tokenizer, self._model.config)
 
-    def tok_batch_encode(
-        self, strings: list[str], *args: Any, left_truncate_len: int | None = None, **options: Any
-    ) -> Any:
-        ids, mask = super().tok_batch_encode(strings, *args, **options)
-        if left_truncate_len is not None:
-            _check(int(mask.sum(1).max()), self.max_length - left_truncate_len, self.max_length)
-        return ids, mask
+    def generate_until(self, requests: list[Any], *args: Any, **options: Any) -> Any:
+        lengths = []
+        for prompt, wanted in (request.args for request in requests):
+            answer = normalize_gen_kwargs(wanted, self.max_gen_toks)["max_gen_toks"]
+            lengths.append((self.tok_batch_encode([prompt])[0].shape[1], answer))
+        self._check(lengths)
+        return super().generate_until(requests, *args, **options)
 
     def _loglikelihood_tokens(self, requests: list[Any], *args: Any, **options: Any) -> Any:
-        # One more than fits may be scored: the last token is only predicted.
-        longest = max((len(context) + len(rest) for _, context, rest in requests), default=0)
-        _check(longest, -1, self.max_length)
+        # The last token is predicted, and never read.
+        self._check([(len(context), len(rest) - 1) for _, context, rest in requests])
         return super()._loglikelihood_tokens(requests, *args, **options)
 
-
-def _check(prompt: int, answer: int, limit: int) -> None:
-    if prompt + answer > limit:
-        room = f"{answer} of room for the answer" if answer > 0 else "its answer"
-        raise ValueError(
-            f"a prompt has {prompt} tokens with {room}, and {limit} fit: the harness would cut it on the left without "
-            f"a word; give max_length={prompt + answer} or more, or shorter prompts"
-        )
+    def _check(self, lengths: list[tuple[int, int]]) -> None:
+        # All of them before the first is read: in the middle of a long evaluation it would be late to hear of it.
+        prompt, answer = max(lengths, key=sum, default=(0, 0))
+        if prompt + answer > self.max_length:
+            raise ValueError(
+                f"a prompt of {prompt} tokens and an answer of {answer} are longer than max_length={self.max_length}: "
+                f"the harness would cut the prompt on the left; give max_length={prompt + answer} or shorter prompts"
+            )
