@@ -91,11 +91,12 @@ def convert(source: Path, options: ImportOptions) -> None:
 def hand_back(source: Path, options: ExportOptions) -> None:
     import torch
 
-    from longnet.model.hf import export_checkpoint, load_checkpoint
+    from longnet.model.hf import export_checkpoint, import_checkpoint
+    from longnet.model.hf.convert import find_tokenizer
 
     dtype = getattr(torch, options.dtype) if options.dtype else None
-    model, tokenizer = load_checkpoint(source, dtype=dtype)
-    written = export_checkpoint(model, options.target, tokenizer, options.dense)
+    model = import_checkpoint(source, dtype=dtype)
+    written = export_checkpoint(model, options.target, find_tokenizer(source), options.dense)
     how = "import longnet first" if written == "longnet" else "plain transformers loads it"
     print(f"{options.target}: model_type {written}, {how}")
 

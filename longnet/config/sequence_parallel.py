@@ -44,12 +44,6 @@ def _check_sharding(job: JobConfig, problems: Problems) -> None:
             "trainer.precision=fp16: its loss scale is not shared between processes with sharded weights; "
             "expected bf16, fp32, or strategy=sequence_parallel",
         )
-    if job.finetune.train == "lora":
-        problems.add(
-            "finetune.train",
-            "finetune.train=lora: adapters are not gathered from sharded weights; expected all, attention or "
-            "no_embeddings, or strategy=sequence_parallel",
-        )
     if job.model.keep_code and not problems.about("model.keep_code"):
         problems.add(
             "model.keep_code",

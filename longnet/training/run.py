@@ -218,7 +218,7 @@ def fit(session: Session) -> None:
         trainer = build_trainer(session, callbacks, loggers, io, profiler)
         with answers_in_time(job.strategy.timeout):
             trainer.fit(module, datamodule=session.data, ckpt_path=session.checkpoint, weights_only=True)
-            gather_weights(module, trainer.strategy)
+            gather_weights(module, trainer.strategy, job.finetune)
     finally:
         close_loggers(loggers)
     if profiler is not None:

@@ -10,10 +10,11 @@ import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
 from longnet.config.errors import JobError
-from longnet.config.schema import JobConfig
+from longnet.config.schema import FinetuneConfig, JobConfig
 from longnet.model import LongNetConfig, LongNetForCausalLM
 from longnet.parallel.strategies import SequenceParallelFSDPStrategy, SequenceParallelStrategy
 
+from .finetune import choose_trained
 from .module import LongNetModule
 
 # How gloo and NCCL begin to say that a peer is gone or silent; they have no class of errors for it.
@@ -34,7 +35,7 @@ def build_strategy(job: JobConfig) -> Strategy | str:
             return DDPStrategy(gradient_as_bucket_view=True, timeout=timedelta(seconds=config.timeout))
 
 
-def gather_weights(module: LongNetModule, strategy: Strategy) -> None:
+def gather_weights(module: LongNetModule, strategy: Strategy, finetune: FinetuneConfig) -> None:
     """Makes the model of the first process whole again after training, where weights were spread over all of them."""
     if isinstance(strategy, SequenceParallelFSDPStrategy):
         state = strategy.full_state_dict()
@@ -42,6 +43,8 @@ def gather_weights(module: LongNetModule, strategy: Strategy) -> None:
             config = module.model.config
             assert isinstance(config, LongNetConfig)
             module.model = LongNetForCausalLM(config)
+            # With the same adapters as before, where it had some.
+            choose_trained(module.model, finetune)
             module.model.load_state_dict(state)
 
 

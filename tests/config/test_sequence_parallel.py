@@ -47,8 +47,8 @@ def test_a_sound_mesh_loads():
         ({"data__packing": "isolate"}, "data.packing=isolate: not with a sequence shared by 8 processes"),
         ({"data__packing": "whole"}, "data.packing=whole: not with a sequence shared by 8 processes"),
         (
-            {"strategy__name": "sequence_parallel_fsdp", "finetune__train": "lora"},
-            "finetune.train=lora: adapters are not gathered",
+            {"strategy__name": "sequence_parallel_fsdp", "model__keep_code": True},
+            "model.keep_code=true:",
         ),
         ({"data__context_length": 4}, "strategy.sequence_parallel_size=8: data.context_length=4 has no position"),
     ],

@@ -120,6 +120,8 @@ def load_checkpoint(
     Raises:
         ValueError: as ``import_checkpoint``, or if there is no tokenizer or it does not fit.
     """
+    # First what is quick to read: a config or a tokenizer that cannot be used need not wait for the weights.
+    read_config(path)
     tokenizer = find_tokenizer(Path(path))
     if tokenizer is None:
         raise ValueError(f"path={str(path)!r} has no tokenizer: expected tokenizer.json beside config.json")
@@ -213,11 +215,19 @@ def _exportable(config: LongNetConfig, insist: bool) -> bool:
 
 
 def find_tokenizer(path: Path) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a checkpoint; None where it has none."""
-    if path.is_file():
-        return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    """The tokenizer of a checkpoint; None where it has none.
+
+    Raises:
+        ValueError: if its files are damaged.
+    """
     names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-    return AutoTokenizer.from_pretrained(path) if any((path / name).exists() for name in names) else None
+    try:
+        if path.is_file():
+            return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        return AutoTokenizer.from_pretrained(path) if any((path / name).exists() for name in names) else None
+    except Exception as error:
+        # The readers fail in their own ways on every kind of damage.
+        raise ValueError(f"the tokenizer of {path} is damaged, or of an unknown kind ({error!r})") from error
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase | None, config: LongNetConfig) -> None:

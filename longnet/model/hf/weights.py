@@ -40,14 +40,17 @@ def load_config(path: Path) -> PretrainedConfig:
         raise ValueError(f"path={str(path)!r} has no config.json: expected the directory of a checkpoint") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path / 'config.json'} is damaged: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path / 'config.json'} is damaged: expected an object, and it holds a {type(found).__name__}")
     try:
         # Never with trust_remote_code: a config must not bring code along.
         config: PretrainedConfig = AutoConfig.from_pretrained(path)
-    except (ValueError, KeyError, OSError) as error:
+    except Exception as error:
+        # Fields of the wrong type have errors of their own, one kind for each.
+        message = " ".join(line.strip() for line in str(error).splitlines()[:2])
         raise ValueError(
-            f"{path / 'config.json'}: model_type={found.get('model_type')!r} cannot be read by transformers: "
-            f"{str(error).splitlines()[0]}"
-        ) from None
+            f"{path / 'config.json'}: model_type={found.get('model_type')!r} cannot be read by transformers: {message}"
+        ) from error
     return config
 
 
