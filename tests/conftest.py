@@ -1,4 +1,5 @@
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,3 +21,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU: run `make test-gpu` on a machine with one"))
+
+
+@pytest.fixture(autouse=True)
+def own_matmul_precision() -> Iterator[None]:
+    """A training job sets it for its process; the next test is to have the exact one."""
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
