@@ -22,12 +22,12 @@ def forward(call: Call, group: SequenceGroup, q: Tensor, k: Tensor, v: Tensor) -
     out, lse = call.attend_own(q, k, v)
     for rows, messages, work in gathered:
         work.wait()
-        q_rows, out_rows, lse_rows = (rows.pack_queries(x) for x in (q, out, lse))
+        q_rows, out_rows, lse_rows = rows.pack_queries(q), out.rows(rows), lse.rows(rows)
         for ranks, keys in rows.stretches[call.causal]:
             rows.attend_(q_rows, _join(rows, messages, ranks), keys, out_rows, lse_rows, call.scale, call.kernels)
-        rows.write_queries_(out, out_rows)
-        rows.write_queries_(lse, lse_rows)
-    return out, lse
+        out.write_(rows, out_rows)
+        lse.write_(rows, lse_rows)
+    return out.finish(), lse.finish()
 
 
 def backward(
@@ -39,22 +39,24 @@ def backward(
     for rows, messages, work in gathered:
         work.wait()
         queries = tuple(rows.pack_queries(x) for x in (q, grad, out, lse))
-        dq_rows = torch.zeros_like(queries[0], dtype=dq.dtype)
-        dmessages = torch.zeros_like(messages, dtype=dq.dtype)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        dq_rows = torch.zeros_like(queries[0], dtype=dtype)
+        dmessages = torch.zeros_like(messages, dtype=dtype)
         for ranks, keys in rows.stretches[call.causal]:
             message = _join(rows, messages, ranks)
-            dmessage = torch.zeros_like(message, dtype=dq.dtype)
+            dmessage = torch.zeros_like(message, dtype=dtype)
             rows.attend_backward_(queries, message, keys, dq_rows, dmessage, call.scale, call.kernels)
             first = rows.segment.ranks.start
             dmessages[ranks.start - first : ranks.stop - first] = dmessage.unflatten(1, (len(ranks), -1)).transpose(
                 0, 1
             )
         home.append((rows, *group.reduce_scatter(dmessages, rows.segment.ranks)))
-        rows.write_queries_(dq, dq_rows, add=True)
+        dq.add_(rows, dq_rows)
     for rows, dmessage, work in home:
         work.wait()
-        rows.add_keys_(dk, dv, dmessage)
-    return dq, dk, dv
+        dk.add_(rows, dmessage[:, :, 0])
+        dv.add_(rows, dmessage[:, :, 1])
+    return dq.finish(), dk.finish(), dv.finish()
 
 
 def _gather(call: Call, group: SequenceGroup, k: Tensor, v: Tensor) -> list[tuple[SegmentRows, Tensor, Work]]:

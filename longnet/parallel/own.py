@@ -15,7 +15,7 @@ from torch import Tensor
 
 from longnet.attention import levels
 
-from .rows import Kernels, Layout
+from .rows import Kernels, Layout, Totals
 from .sharding import own_pattern
 
 
@@ -33,25 +33,23 @@ class Call:
     def kernels(self) -> Kernels:
         return Kernels(self.dropout_p, self.seed)
 
-    def attend_own(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """(out, LSE) over the own shard, ready to be merged with others: in float32 at least."""
-        dtype = torch.promote_types(q.dtype, torch.float32)
+    def attend_own(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Totals, Totals]:
+        """(out, LSE) over the own shard, ready to be merged with others."""
         if not self.layout.own.length:
-            return q.new_zeros(q.shape, dtype=dtype), q.new_zeros((*q.shape[:3], 1), dtype=dtype)
-        pattern = own_pattern(self.layout.pattern, self.layout.own)
-        out, lse = levels.forward(q, k, v, pattern, self.causal, self.scale, None, self.dropout_p, self.seed)
-        return out.to(dtype), lse.unsqueeze(-1)
+            out, lse = q.new_zeros(q.shape), q.new_zeros(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+        else:
+            pattern = own_pattern(self.layout.pattern, self.layout.own)
+            out, lse = levels.forward(q, k, v, pattern, self.causal, self.scale, None, self.dropout_p, self.seed)
+        return Totals(out, self.layout), Totals(lse.unsqueeze(-1), self.layout)
 
     def attend_own_backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        dtype = torch.promote_types(q.dtype, torch.float32)
+    ) -> tuple[Totals, Totals, Totals]:
         if not self.layout.own.length:
-            dq, dk, dv = (x.new_zeros(x.shape, dtype=dtype) for x in (q, k, v))
-            return dq, dk, dv
-        pattern = own_pattern(self.layout.pattern, self.layout.own)
-        grads = levels.backward(
-            grad, q, k, v, out, lse.squeeze(-1), pattern, self.causal, self.scale, None, self.dropout_p, self.seed
-        )
-        dq, dk, dv = (x.to(dtype).contiguous() for x in grads)
-        return dq, dk, dv
+            dq, dk, dv = (x.new_zeros(x.shape) for x in (q, k, v))
+        else:
+            pattern = own_pattern(self.layout.pattern, self.layout.own)
+            dq, dk, dv = levels.backward(
+                grad, q, k, v, out, lse.squeeze(-1), pattern, self.causal, self.scale, None, self.dropout_p, self.seed
+            )
+        return Totals(dq, self.layout), Totals(dk, self.layout, keys=True), Totals(dv, self.layout, keys=True)

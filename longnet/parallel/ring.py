@@ -15,22 +15,23 @@ from torch.distributed import Work
 
 from .group import SequenceGroup
 from .own import Call
-from .rows import SegmentRows
+from .rows import SegmentRows, Totals
 
 
 def forward(call: Call, group: SequenceGroup, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    own: tuple[Tensor, Tensor] | None = None
+    own: tuple[Totals, Totals] | None = None
     for rows in call.layout.segments():
         visits = circulate(group, rows.pack_keys(k, v), rows.segment.ranks, wrap=not call.causal)
         next(visits)
         # The first part is on its way while the own shard is computed.
         own = own or call.attend_own(q, k, v)
-        q_rows, out_rows, lse_rows = (rows.pack_queries(x) for x in (q, *own))
+        q_rows, out_rows, lse_rows = rows.pack_queries(q), *(total.rows(rows) for total in own)
         for owner, message in visits:
             rows.attend_(q_rows, message, rows.part(owner), out_rows, lse_rows, call.scale, call.kernels)
         for total, part in zip(own, (out_rows, lse_rows), strict=True):
-            rows.write_queries_(total, part)
-    return own or call.attend_own(q, k, v)
+            total.write_(rows, part)
+    out, lse = own or call.attend_own(q, k, v)
+    return out.finish(), lse.finish()
 
 
 def backward(
@@ -39,16 +40,17 @@ def backward(
     dq, dk, dv = call.attend_own_backward(grad, q, k, v, out, lse)
     for rows in call.layout.segments():
         queries = tuple(rows.pack_queries(x) for x in (q, grad, out, lse))
-        dq_rows = torch.zeros_like(queries[0], dtype=dq.dtype)
+        dq_rows = torch.zeros_like(queries[0], dtype=torch.promote_types(q.dtype, torch.float32))
 
         differentiate = partial(_differentiate, call, rows, queries, dq_rows)
         home = circulate_gradients(
             group, rows.pack_keys(k, v), rows.segment.ranks, wrap=not call.causal, differentiate=differentiate
         )
         if home is not None:
-            rows.add_keys_(dk, dv, home)
-        rows.write_queries_(dq, dq_rows, add=True)
-    return dq, dk, dv
+            dk.add_(rows, home[:, :, 0])
+            dv.add_(rows, home[:, :, 1])
+        dq.add_(rows, dq_rows)
+    return dq.finish(), dk.finish(), dv.finish()
 
 
 def _differentiate(

@@ -106,27 +106,20 @@ class SegmentRows:
         """The (B, R, 2, P, D) message: K and V together."""
         return torch.stack([self._pack(x, *self._key_heads, self.blocks) for x in (k, v)], dim=2)
 
-    def add_keys_(self, dk: Tensor, dv: Tensor, message: Tensor) -> None:
-        """Adds the gradient of a message to that of the keys and values; its padding must be 0."""
-        table = self._table(*self._key_heads, dk.shape[2], self.blocks, dk.device)
-        for total, part in ((dk, message[:, :, 0]), (dv, message[:, :, 1])):
-            total.view(total.shape[0], -1, total.shape[3]).index_add_(
-                1, table.clamped, part.flatten(1, 2).to(total.dtype)
-            )
-
     def pack_queries(self, x: Tensor) -> Tensor:
         """The (B, R, H, D) rows of q or of anything shaped like it, heads in the streams' order."""
         return self._pack(x, *self._query_heads, self._grid(self.part(self.layout.rank)).blocks)
 
-    def write_queries_(self, x: Tensor, rows: Tensor, add: bool = False) -> None:
-        """The reverse of ``pack_queries``."""
-        table = self._table(*self._query_heads, x.shape[2], rows.shape[1], x.device)
-        values = rows.flatten(1, 2)[:, table.held]
-        target = x.view(x.shape[0], -1, x.shape[3])
-        if add:
-            target.index_add_(1, table.clamped[table.held], values)
-        else:
-            target.index_copy_(1, table.clamped[table.held], values)
+    def width(self, keys: bool) -> int:
+        """Rows of a block: the streams of a message, or the heads of packed queries."""
+        return len((self._key_heads if keys else self._query_heads)[0])
+
+    def table(self, keys: bool, device: torch.device) -> _Table:
+        """Where the rows of a message, or of packed queries, lie in the shard."""
+        layout = self.layout
+        if keys:
+            return self._table(*self._key_heads, layout.num_kv_heads, self.blocks, device)
+        return self._table(*self._query_heads, layout.num_heads, self._grid(self.part(layout.rank)).blocks, device)
 
     def attend_(
         self, q: Tensor, message: Tensor, keys: Shard, out: Tensor, lse: Tensor, scale: float, kernels: Kernels
@@ -181,6 +174,47 @@ class SegmentRows:
         return _table(heads, phases, num_heads, part, own, self.segment.origin, self.rate, blocks, device)
 
 
+class Totals:
+    """A shard's (B, N, H, D) result, to be changed by what other shards add to some of its rows.
+
+    Those rows are held apart in float32, so that they are rounded once, and the rest stays as and where it is.
+
+    Args:
+        x: the result so far; it is changed by ``finish``.
+        layout: how the call is spread.
+        keys: whether the rows are those of keys and values; else those of queries.
+    """
+
+    def __init__(self, x: Tensor, layout: Layout, keys: bool = False) -> None:
+        self._x, self._keys = x.contiguous(), keys
+        self._index = _touched(layout, keys, x.device)
+        self._rows = self._flat().index_select(1, self._index).to(torch.promote_types(x.dtype, torch.float32))
+
+    def rows(self, segment: SegmentRows) -> Tensor:
+        """The rows of a segment, packed; what its padding holds means nothing."""
+        places = self._places(segment)
+        return self._rows.index_select(1, places.clamped).unflatten(1, (-1, segment.width(self._keys)))
+
+    def write_(self, segment: SegmentRows, rows: Tensor) -> None:
+        places = self._places(segment)
+        self._rows.index_copy_(1, places.clamped[places.held], rows.flatten(1, 2)[:, places.held])
+
+    def add_(self, segment: SegmentRows, rows: Tensor) -> None:
+        places = self._places(segment)
+        self._rows.index_add_(1, places.clamped[places.held], rows.flatten(1, 2)[:, places.held])
+
+    def finish(self) -> Tensor:
+        """The whole result, with the rows back in it."""
+        self._flat().index_copy_(1, self._index, self._rows.to(self._x.dtype))
+        return self._x
+
+    def _flat(self) -> Tensor:
+        return self._x.view(self._x.shape[0], -1, self._x.shape[3])
+
+    def _places(self, segment: SegmentRows) -> _Table:
+        return _places(segment, self._keys, self._x.device)
+
+
 # Of 1,024 ranks, finding out who holds what takes longer than the attention; all calls of a layer ask the same.
 @lru_cache(maxsize=256)
 def _segments(layout: Layout) -> tuple[SegmentRows, ...]:
@@ -210,3 +244,20 @@ def _table(
     local = (position - own.begin).clamp(0, own.length - 1)
     index = local * num_heads + torch.tensor(heads, device=device)
     return _Table(index.flatten(), held.flatten().nonzero().flatten())
+
+
+@lru_cache(maxsize=256)
+def _touched(layout: Layout, keys: bool, device: torch.device) -> Tensor:
+    """All entries of a shard's flattened (position, head) that are rows of a shared segment, in their order."""
+    tables = [segment.table(keys, device) for segment in layout.segments()]
+    entries = [table.clamped[table.held] for table in tables]
+    # One that is there in any case, for the padding of a segment to point to.
+    first = torch.zeros(min(1, layout.own.length), dtype=torch.int64, device=device)
+    return torch.cat([first, *entries]).unique()
+
+
+@lru_cache(maxsize=256)
+def _places(segment: SegmentRows, keys: bool, device: torch.device) -> _Table:
+    """A segment's table, with places among the touched entries in place of those in the shard."""
+    touched, table = _touched(segment.layout, keys, device), segment.table(keys, device)
+    return _Table(torch.searchsorted(touched, table.clamped).clamp(max=len(touched) - 1), table.held)
