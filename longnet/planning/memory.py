@@ -161,8 +161,9 @@ class _Layer:
         self.backward = self.hidden + (maps - workload.compiled) * size * inner
         # Those of the layer's output, of the attention's, and of queries, keys and values.
         self.attention_backward = self.hidden + self.attended + self.queries_keys_values
-        # What other ranks' keys add is summed in float32, from a copy that stands beside the kernels' result.
-        self.summed = 4 * (workload.query_width + 2 * workload.key_width) if workload.share and size < 4 else 0
+        # What other ranks' keys add is summed in float32, in copies of those rows beside the kernels' result.
+        touched = workload.share.touched if workload.share else 0.0
+        self.summed = int(touched * 4 * (workload.query_width + 2 * workload.key_width))
         self.attention_backward += self.summed
         # What a tile's output and gradients add to what its graph keeps.
         self.tile = after + self.backward

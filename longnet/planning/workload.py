@@ -15,10 +15,12 @@ class RankShare:
     Attributes:
         attention_flops: per token, of all layers, forward; its queries also see keys of others.
         held: bytes of other ranks' keys, values and their gradients that attention holds at a time.
+        touched: share of its rows that other ranks' keys add to, 0 to 1; those are summed in float32.
     """
 
     attention_flops: float
     held: int
+    touched: float
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,12 @@ class RankLayer(NamedTuple):
         return self.layout.pattern
 
     @property
+    def touched(self) -> float:
+        """Share of its rows that are rows of a segment which it shares, at most."""
+        rates = {segment.segment.level: segment.rate for segment in self.layout.segments()}
+        return min(1.0, sum(1 / rate for rate in rates.values()))
+
+    @property
     def flops(self) -> int:
         """Forward."""
         return sum(level.own + level.others for level in self.work)
@@ -68,4 +74,6 @@ def rank_workload(whole: Workload, ranks: int, form: str) -> Workload:
     layers = rank_layers(whole, ranks, form)
     shard = replace(whole, context_length=shard_length(ranks, whole.context_length))
     flops = sum(layer.flops for layer in layers) / shard.tokens
-    return replace(shard, share=RankShare(flops, max(held_bytes(form, layer.traffic) for layer in layers)))
+    held = max(held_bytes(form, layer.traffic) for layer in layers)
+    touched = 0.0 if form == "ulysses" else max(layer.touched for layer in layers)
+    return replace(shard, share=RankShare(flops, held, touched))
