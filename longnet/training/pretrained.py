@@ -79,7 +79,7 @@ def _load_decoder(path: Path, spec: dict[str, Any], changes: dict[str, Any]) -> 
     pattern = {name: levels[name] for name in ("segment_lengths", "dilation_rates", "heads", "shift") if name in levels}
     set_pattern(config, **pattern)
     try:
-        model, loaded = AutoModelForCausalLM.from_pretrained(
+        both: Any = AutoModelForCausalLM.from_pretrained(
             path, config=config, attn_implementation=NAME, dtype=torch.float32, use_safetensors=True,
             ignore_mismatched_sizes=True, output_loading_info=True,
         )  # fmt: skip
@@ -87,10 +87,10 @@ def _load_decoder(path: Path, spec: dict[str, Any], changes: dict[str, Any]) -> 
         # Says which files are damaged, missing or pickles.
         load_weights(path)
         raise
-    _check_loaded(path, loaded)
+    model: PreTrainedModel = both[0]
+    _check_loaded(path, both[1])
     _check_head(model)
-    decoder: PreTrainedModel = model
-    return decoder
+    return model
 
 
 def _check_loaded(path: Path, loaded: dict[str, Any]) -> None:
