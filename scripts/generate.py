@@ -131,10 +131,14 @@ def main(words: list[str]) -> None:
     from longnet.model.generation import stream
 
     logging.disable_progress_bar()
+    # It would warn of errors behind the context, where a LongNet has none.
+    logging.set_verbosity_error()
     model, tokenizer = load(checkpoint, options)
     ids = encode(tokenizer, options).to(model.device)
+    if ids.shape[1] > (context := model.config.max_position_embeddings):
+        print(f"the prompt has {ids.shape[1]:,} tokens; the model was made for {context:,}", file=sys.stderr)
     cache = LongNetCache(model.config)
-    streamer: Any = TextStreamer(tokenizer, skip_prompt=not options.echo)
+    streamer: Any = TextStreamer(tokenizer, skip_prompt=not options.echo, skip_special_tokens=True)
     streamer.put(ids.cpu())
     ends = model.generation_config.eos_token_id
     started = time.perf_counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -65,6 +66,10 @@ def script(main: Callable[[list[str]], Any]) -> Callable[[], None]:
             report_and_exit(error)
         except KeyboardInterrupt:
             raise SystemExit(130) from None
+        except BrokenPipeError:
+            # `| head` has read enough. What is still buffered must not fail once more at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(141) from None
 
     return wrapped
 

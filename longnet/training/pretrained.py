@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn.functional import linear
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -18,7 +20,7 @@ from longnet.model import LongNetConfig, LongNetForCausalLM
 from longnet.model.hf import import_checkpoint, read_config, set_pattern
 from longnet.model.hf.families import longnet_fields
 from longnet.model.hf.interface import NAME, pattern_of
-from longnet.model.hf.weights import load_config
+from longnet.model.hf.weights import load_config, load_weights
 from longnet.model.rope import document_positions
 from longnet.model.rope_extension import extend_rope
 
@@ -66,7 +68,7 @@ def pretrained_config(job: JobConfig) -> LongNetConfig:
     return LongNetConfig(**{**longnet_fields(config), "attention": resolve_attention(job), **changes})
 
 
-def _load_decoder(path: Any, spec: dict[str, Any], changes: dict[str, Any]) -> PreTrainedModel:
+def _load_decoder(path: Path, spec: dict[str, Any], changes: dict[str, Any]) -> PreTrainedModel:
     load_config(path)
     config = AutoConfig.from_pretrained(path)
     text = config.get_text_config()
@@ -76,11 +78,31 @@ def _load_decoder(path: Any, spec: dict[str, Any], changes: dict[str, Any]) -> P
     levels = {"segment_lengths": [2**40], "dilation_rates": [1]} if spec["name"] == "dense" else spec
     pattern = {name: levels[name] for name in ("segment_lengths", "dilation_rates", "heads", "shift") if name in levels}
     set_pattern(config, **pattern)
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        path, config=config, attn_implementation=NAME, dtype=torch.float32, use_safetensors=True
-    )
+    try:
+        both: Any = AutoModelForCausalLM.from_pretrained(
+            path, config=config, attn_implementation=NAME, dtype=torch.float32, use_safetensors=True,
+            ignore_mismatched_sizes=True, output_loading_info=True,
+        )  # fmt: skip
+    except (SafetensorError, OSError):
+        # Says which files are damaged, missing or pickles.
+        load_weights(path)
+        raise
+    model: PreTrainedModel = both[0]
+    _check_loaded(path, both[1])
     _check_head(model)
     return model
+
+
+def _check_loaded(path: Path, loaded: dict[str, Any]) -> None:
+    """Whether every tensor found its place: transformers only warns, and makes up what is missing."""
+    problems = [f"{name} is missing" for name in sorted(loaded["missing_keys"])]
+    problems += [f"{name} is left over" for name in sorted(loaded["unexpected_keys"])]
+    problems += [
+        f"{name} has shape {tuple(found)}, expected {tuple(expected)}"
+        for name, found, expected in sorted(loaded["mismatched_keys"])
+    ]
+    if problems:
+        raise ValueError(f"{path} does not fit its config:\n  " + "\n  ".join(problems))
 
 
 @torch.no_grad()

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from longnet.attention.pattern import DilationPattern
 from longnet.config import ConfigError, JobError
 from longnet.config.cli import is_user_error, reports_user_errors
+
+ROOT = Path(__file__).parents[2]
 
 
 def raised_by(action: Callable[[], object]) -> ValueError:
@@ -57,3 +62,12 @@ def test_a_config_error_travels_between_processes() -> None:
     error = pickle.loads(pickle.dumps(ConfigError(["a", "b"])))
     assert error.problems == ["a", "b"]
     assert str(error) == "2 problems in the configuration:\n  a\n  b"
+
+
+def test_a_reader_that_has_read_enough_ends_a_script():
+    code = "from longnet.config.arguments import script\nscript(lambda words: print('word ' * 999_999))()"
+    done = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
+    assert done.stdout.read(4) == b"word"
+    done.stdout.close()
+    assert done.stderr.read() == b""
+    assert done.wait(60) == 141

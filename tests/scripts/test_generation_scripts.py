@@ -69,7 +69,7 @@ def test_a_checkpoint_goes_in_writes_and_comes_back(llama: Path, tmp_path: Path,
     tokenizer = ByT5Tokenizer()
     ids = torch.tensor([tokenizer("a prompt: yes=no\n", add_special_tokens=False).input_ids])
     written = ours.generate(ids, max_new_tokens=20)[0, ids.shape[1] :]
-    assert done.stdout.strip() == tokenizer.decode(written).strip()
+    assert done.stdout.strip() == tokenizer.decode(written, skip_special_tokens=True).strip()
     assert f"prompt  {ids.shape[1]} tokens" in done.stderr
     assert "bytes after" in done.stderr
 
@@ -77,6 +77,18 @@ def test_a_checkpoint_goes_in_writes_and_comes_back(llama: Path, tmp_path: Path,
     assert done.returncode == 0, done.stderr
     assert "plain transformers loads it" in done.stdout
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").dtype == torch.bfloat16
+
+
+def test_prompts_that_are_empty_too_long_or_no_chat(llama: Path, run: Run) -> None:
+    common = (f"model={llama}", "file=-", "max_new_tokens=2", "temperature=0", "echo=false", "device=cpu")
+    done = run("generate.py", *common, stdin="x" * 100)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[0] == "the prompt has 100 tokens; the model was made for 64"
+    assert "extra_id" not in done.stdout
+    done = run("generate.py", *common)
+    assert (done.returncode, done.stderr.splitlines()[1]) == (2, "  prompt is empty: expected a character or more")
+    done = run("generate.py", *common, "chat=true", stdin="x")
+    assert "chat=true: the model's tokenizer has no chat template" in done.stderr
 
 
 def test_bad_command_lines_get_all_their_faults_at_once(tmp_path: Path, run: Run) -> None:

@@ -15,31 +15,36 @@ from longnet.training.loggers import _run_id
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_agent_of_wandb_starts_jobs_that_compose():
+def test_the_agent_of_wandb_starts_jobs_that_train(tmp_path):
     from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
+    from wandb.sdk.lib.config_util import save_config_file_from_dict
 
     sweep = yaml.safe_load((ROOT / "scripts/wandb_sweep.yaml").read_text())
     drawn = {
         name: {"value": options.get("values", [options.get("min")])[0]} for name, options in sweep["parameters"].items()
     }
-    command = create_sweep_command(sweep["command"])
-    arguments = create_sweep_command_args({"args": drawn})
+    # As the agent goes on from here.
+    variables = {**create_sweep_command_args({"args": drawn}), "program": [sweep["program"]], "env": ["/usr/bin/env"]}
     words = []
-    for word in command:
-        if word == "${args_no_hyphens}":
-            words += arguments["args_no_hyphens"]
-        elif word not in ("${env}", "/usr/bin/env"):
-            words.append(sweep["program"] if word == "${program}" else word)
-    assert words[:2] == ["python", "train.py"]
+    for word in create_sweep_command(sweep["command"]):
+        words += variables[word[2:-1]] if word.startswith("${") and word.endswith("}") else [word]
+    assert words[:3] == ["/usr/bin/env", "python", "train.py"]
+    parameters = tmp_path / "wandb/sweep-s/config-abc123.yaml"
+    save_config_file_from_dict(str(parameters), drawn)
+    small = [
+        f"run.root={tmp_path}", "data=text", "data.path=longnet/config", "data.context_length=64",
+        "trainer.max_steps=1", "trainer.val_batches=1", "attention.dilated.base=16", "trainer.accelerator=cpu",
+        "callbacks=quiet",
+    ]  # fmt: skip
     done = subprocess.run(
-        [sys.executable, *words[1:], "--cfg", "job", "--resolve"], cwd=ROOT, capture_output=True, text=True,
-        env={**os.environ, "WANDB_RUN_ID": "abc123"},
+        [sys.executable, *words[2:], *small], cwd=ROOT, capture_output=True, text=True, timeout=200,
+        env={**os.environ, "WANDB_MODE": "offline", "WANDB_RUN_ID": "abc123", "WANDB_SWEEP_ID": "s",
+             "WANDB_SWEEP_PARAM_PATH": str(parameters), "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    job = yaml.safe_load(done.stdout)
-    assert job["run"]["name"] == "sweep-abc123"
-    assert job["logger"]["wandb"] is True
-    assert job["optim"]["lr"] == 1e-4
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = tmp_path / "sweep-abc123"
+    assert yaml.safe_load((run / "config.yaml").read_text())["optim"]["lr"] == 1e-4
+    assert list((run / "wandb").glob("offline-run-*-abc123"))
 
 
 def test_a_run_of_an_agent_has_the_agents_id(tmp_path, monkeypatch):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from longnet.config.schema import FinetuneConfig, OptimConfig
@@ -185,3 +186,32 @@ def test_says_what_does_not_fit(llama: Path, corpus: Path, tmp_path: Path) -> No
         train(tiny_job(tmp_path, corpus, run__name="x", model__pretrained=str(tmp_path / "capped"),
                        model__keep_code=True))  # fmt: skip
     assert {path.name for path in tmp_path.iterdir()} == {"small", "capped"}
+
+
+@pytest.mark.parametrize("keep_code", [False, True])
+def test_a_checkpoint_that_is_not_whole_leaves_nothing(
+    keep_code: bool, llama: Path, corpus: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(llama, broken)
+    file = broken / "model.safetensors"
+    whole = load_file(file)
+
+    def refused() -> str:
+        with pytest.raises(ValueError) as caught:
+            train(tiny_job(tmp_path, corpus, run__name="x", model__pretrained=str(broken), model__keep_code=keep_code))
+        return str(caught.value)
+
+    tensors = {name: tensor for name, tensor in whole.items() if name != "model.norm.weight"}
+    save_file({**tensors, "extra": torch.zeros(3), "model.layers.0.mlp.up_proj.weight": torch.zeros(2, 2)}, file)
+    lines = refused().splitlines()
+    assert "does not fit its config" in lines[0]
+    assert [line.split(",")[0].strip() for line in lines[1:3]] == ["model.norm.weight is missing", "extra is left over"]
+    assert lines[3] == "  model.layers.0.mlp.up_proj.weight has shape (2, 2), expected (48, 24)"
+    save_file(whole, file)
+    file.write_bytes(file.read_bytes()[:-10])
+    assert "model.safetensors is no safetensors file, or is damaged or cut short" in refused()
+    file.unlink()
+    torch.save(whole, broken / "pytorch_model.bin")
+    assert "holds ['pytorch_model.bin']: pickles run code" in refused()
+    assert [path.name for path in tmp_path.iterdir()] == ["broken"]

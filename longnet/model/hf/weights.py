@@ -41,9 +41,7 @@ def load_config(path: Path) -> PretrainedConfig:
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path / 'config.json'} is damaged: {error}") from None
     if not isinstance(found, dict):
-        raise ValueError(
-            f"{path / 'config.json'} is damaged: expected an object, and it holds a {type(found).__name__}"
-        )
+        raise ValueError(f"{path / 'config.json'} is damaged: expected an object, not a {type(found).__name__}")
     try:
         # Never with trust_remote_code: a config must not bring code along.
         config: PretrainedConfig = AutoConfig.from_pretrained(path)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from longnet.model import LongNetForCausalLM
-from longnet.model.hf import export_checkpoint
+from longnet.model.hf import export_checkpoint, load_checkpoint
 from tests.model.models import PAPER, small_model, some_tokens
 
 from .originals import FAMILIES, original
@@ -190,6 +190,16 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config.json is damaged"):
         LongNetForCausalLM.from_hf(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"config.json is damaged: expected an object, not a list"):
+        LongNetForCausalLM.from_hf(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**theirs.config.to_dict(), "hidden_size": "many"}))
+    with pytest.raises(ValueError, match=r"'llama' cannot be read by transformers: .*'hidden_size' expected int"):
+        LongNetForCausalLM.from_hf(tmp_path)
+    theirs.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"the tokenizer of .* is damaged, or of an unknown kind"):
+        load_checkpoint(tmp_path)
     (tmp_path / "model.gguf").write_bytes(b"GGML")
     with pytest.raises(ValueError, match=r"is no GGUF file"):
         LongNetForCausalLM.from_hf(tmp_path / "model.gguf")
