@@ -38,7 +38,7 @@ def poison(monkeypatch, steps, kind="output"):
             handles.append(
                 mlp.register_forward_hook(lambda module, inputs, output: output * torch.nan)
                 if kind == "output"
-                else weight.register_hook(lambda gradient: gradient * torch.inf)
+                else weight.register_hook(lambda gradient: gradient * torch.nan)
             )
         step(self, batch)
         states.append((before, (self.model.state_dict(), self.optimizers().optimizer.state_dict()["state"])))

@@ -136,6 +136,25 @@ def test_ctrl_c_saves_and_a_second_one_does_not_wait(make_job, tmp_path):
     assert step == 0
 
 
+AT_THE_END = """
+import os, signal
+from lightning.pytorch.loops.fit_loop import _FitLoop
+teardown = _FitLoop.teardown
+def signalled(self):
+    os.kill(os.getpid(), signal.SIGINT)
+    teardown(self)
+_FitLoop.teardown = signalled
+"""
+
+
+def test_ctrl_c_as_the_trainer_goes_breaks_nothing(make_job):
+    job = make_job(trainer__max_steps=2)
+    with running(job, AT_THE_END) as ranks:
+        codes, said = finish(ranks)
+    assert codes == [0], said
+    assert outcome(job)[1]
+
+
 def test_the_last_validation_is_finished(make_job, tmp_path):
     job = make_job(run__name="last", **OPTIONS | {"trainer__val_every": 100})
     codes, said, step = signalled(job, tmp_path, "validation", [signal.SIGTERM])
