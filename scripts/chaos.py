@@ -39,7 +39,6 @@ from longnet.config import JobConfig
 from longnet.training.metrics import read_metrics
 
 SAVE_EVERY, VAL_EVERY, STEPS = 4, 5, 40
-SCREENS = Path(tempfile.mkdtemp(prefix="chaos-screens-"))
 # Columns that depend on the clock.
 MEASURED = ("tokens_per_second", "data_wait", "mfu", "peak_memory_gib", "seconds")
 SIGNALS = {"SIGTERM": signal.SIGTERM, "SIGUSR1": signal.SIGUSR1, "Ctrl-C": signal.SIGINT}
@@ -69,6 +68,8 @@ def main() -> int:
     console = Console()
     draw = random.Random(arguments.seed)
     folder = Path(arguments.folder or tempfile.mkdtemp(prefix="chaos-")).resolve()
+    # What processes say and what is kept: not on the disk that is to be full.
+    aside = Path(tempfile.mkdtemp(prefix="chaos-aside-"))
     corpus = write_corpus(folder / "corpus", draw)
     small_disk = shutil.disk_usage(folder).total < 256 * 2**20
     kinds = arguments.faults or [*KILLS, *SIGNALS, *DAMAGES, *(FULL_DISKS if small_disk else ())]
@@ -81,7 +82,7 @@ def main() -> int:
     references = {}
     for name in LAYOUTS:
         job = build_job(folder, corpus, name, f"reference-{list(LAYOUTS).index(name)}")
-        with Job(job) as running:
+        with Job(job, aside) as running:
             if running.wait() != 0:
                 raise SystemExit(f"{name} does not even train undisturbed:\n{running.said()}")
         references[name] = outcome(job)
@@ -91,25 +92,26 @@ def main() -> int:
         job = build_job(folder, corpus, name, f"storm-{rounds}")
         rounds += 1
         faults: list[str] = []
-        wrong += storm(job, tallies, draw, kinds, faults)
+        wrong += storm(job, tallies, draw, kinds, faults, aside)
         differing = compare(outcome(job), references[name])
         runs["finished"] += 1
         runs["exact"] += not differing
         runs["rows"] += sum(line.startswith("step") for line in differing)
         if differing:
-            # Off the disk that is to be full.
-            kept = shutil.copytree(run_path(job), SCREENS / job.run.name)
+            kept = shutil.copytree(run_path(job), aside / job.run.name)
             wrong.append("\n".join([f"{kept} ({name}) is not exact:", *differing, "after:", *faults]))
             print(wrong[-1], flush=True)
         shutil.rmtree(run_path(job))
     show(console, tallies, runs, (time.monotonic() - start) / 60, wrong)
     if not arguments.folder:
         shutil.rmtree(folder)
+    if not wrong:
+        shutil.rmtree(aside)
     return int(runs["exact"] != runs["finished"] or bool(wrong))
 
 
 def storm(
-    job: JobConfig, tallies: dict[str, Tally], draw: random.Random, kinds: Sequence[str], told: list[str]
+    job: JobConfig, tallies: dict[str, Tally], draw: random.Random, kinds: Sequence[str], told: list[str], aside: Path
 ) -> list[str]:
     """Trains a job to its end through one fault after the other; what should not have happened.
 
@@ -119,13 +121,14 @@ def storm(
         draw: the lot.
         kinds: the faults to choose from.
         told: gets a line for each fault.
+        aside: for what the processes say.
     """
     problems: list[str] = []
     for faults in range(1000):
         kind = draw.choice(kinds)
         # So that a run comes to an end.
         calm = faults >= 8
-        with Job(job) as running:
+        with Job(job, aside) as running:
             hit = not calm and running.reaches(kind, draw)
             begun = time.monotonic()
             if hit:
@@ -138,7 +141,8 @@ def storm(
         step = max((int(row["step"]) for row in read_metrics(run_path(job) / "metrics.csv")), default=0)
         if kind in DAMAGES and hit:
             damage(kind, run_path(job) / "checkpoints", draw)
-        if "Traceback" in said or not hit:
+        # A data worker that was handing over a batch when its job was killed says so, in Python's own words.
+        if ("Traceback" in said and "resource_sharer" not in said) or not hit:
             problems.append(f"{kind}: exit code {code}\n{said[-2000:]}")
             if len(problems) > 3:
                 return problems
@@ -208,11 +212,10 @@ def damage(kind: str, folder: Path, draw: random.Random) -> None:
 class Job:
     """The processes of a job, started; gone when it is left."""
 
-    def __init__(self, job: JobConfig) -> None:
+    def __init__(self, job: JobConfig, screens: Path) -> None:
         self.root = Path(job.run.root)
         self._run = run_path(job)
-        # Not on the disk that is to be full.
-        self._screens = [SCREENS / f"{job.run.name}-{rank}.txt" for rank in range(job.trainer.devices)]
+        self._screens = [screens / f"{job.run.name}-{rank}.txt" for rank in range(job.trainer.devices)]
         port = random.SystemRandom().randrange(20000, 60000)
         context = multiprocessing.get_context("forkserver")
         # Imports torch once; each process is then a quick fork.

@@ -62,11 +62,11 @@ class Interrupts(StepCallback):
             self._validation_due = True
             self._stop(trainer, pl_module.agreed_to_stop)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._restore()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._restore()
+    def restore(self) -> None:
+        """Lets signals do what they did before; for when the trainer is gone, which cannot be broken off as it goes."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
 
     def state_dict(self) -> dict[str, Any]:
         return {"validation_due": self._validation_due}
@@ -79,7 +79,7 @@ class Interrupts(StepCallback):
         way = WAYS[signal.Signals(number)]
         if number == signal.SIGINT:
             if self._module.asked_to_stop == way:
-                self._restore()
+                self.restore()
                 raise KeyboardInterrupt
             self.console.print("stopping after this step or the next; Ctrl-C again stops at once, without saving")
         self._module.asked_to_stop = max(self._module.asked_to_stop, way)
@@ -99,11 +99,6 @@ class Interrupts(StepCallback):
         trainer.validating = True
         loop.run()
         trainer.training = True
-
-    def _restore(self) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous = {}
 
 
 def requeue() -> None:

@@ -195,6 +195,7 @@ def fit(session: Session) -> None:
     flush = next(logger.flush for logger in loggers if isinstance(logger, MetricsFile))
     io = DirectoryCheckpointIO(job.callbacks.keep_last, job.callbacks.save_async, job.strategy.timeout, warn, flush)
     checkpoints = Checkpoints(run.checkpoints, io, job.callbacks.save_every, config_hash(job), clock)
+    interrupts = Interrupts(checkpoints, console)
     # The order matters: a step is recorded before it is saved, so a resumed run finds its row.
     callbacks: list[Callback] = [
         *([MemoryKeeper(job, session.placement, console)] if isinstance(module.model, LongNetForCausalLM) else []),
@@ -210,7 +211,7 @@ def fit(session: Session) -> None:
         ),
         *([Evaluations(job.evaluation, session.data.corpus, run, clock, console)] if job.evaluation.every else []),
         checkpoints,
-        Interrupts(checkpoints, console),
+        interrupts,
     ]
     profiler = SimpleProfiler() if job.trainer.profiler == "simple" else None
     try:
@@ -220,6 +221,7 @@ def fit(session: Session) -> None:
             trainer.fit(module, datamodule=session.data, ckpt_path=session.checkpoint, weights_only=True)
             gather_weights(module, trainer.strategy, job.finetune)
     finally:
+        interrupts.restore()
         close_loggers(loggers)
     if profiler is not None:
         console.print(profiler.summary(), highlight=False, soft_wrap=True)

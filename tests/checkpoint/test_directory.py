@@ -30,6 +30,7 @@ from longnet.checkpoint import (
     read_whole,
     steps_of,
     verify,
+    writing,
 )
 from longnet.checkpoint.manifest import SEAL, _seal
 from longnet.checkpoint.tree import flatten, restore
@@ -163,6 +164,24 @@ def test_a_checkpoint_that_is_not_finished_is_not_there(tmp_path, monkeypatch):
     assert steps_of(tmp_path) == [path_of(tmp_path, 1)]
     clean(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_what_gets_the_name_is_whole_and_on_the_disk(tmp_path, monkeypatch):
+    rename, sync_directory, done = Path.rename, writing.sync_directory, []
+
+    def watched(self, target):
+        assert verify(self).step == 1
+        done.append("rename")
+        return rename(self, target)
+
+    def synced(path):
+        done.append(path.name)
+        sync_directory(path)
+
+    monkeypatch.setattr(Path, "rename", watched)
+    monkeypatch.setattr(writing, "sync_directory", synced)
+    save(tmp_path, 1)
+    assert done == [".tmp-step-00000001-0", "rename", tmp_path.name]
 
 
 @pytest.mark.parametrize("broken", ["fsync", "rename"])

@@ -7,7 +7,8 @@ import threading
 import torch
 
 from longnet.checkpoint import files, path_of, read_whole, steps_of
-from longnet.training.checkpoints import DirectoryCheckpointIO
+from longnet.training.checkpoints import Checkpoints, DirectoryCheckpointIO
+from longnet.training.throughput import TrainingClock
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
@@ -34,3 +35,10 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     io.finish()
     found = [read_whole(path)["weight"] for path in steps_of(tmp_path)]
     assert [weight.tolist() for weight in found] == [[0.0] * 4, [1.0] * 4]
+
+
+def test_a_resumed_run_knows_its_best_validation(tmp_path):
+    before, after = (Checkpoints(tmp_path, DirectoryCheckpointIO(), 1, "", TrainingClock()) for _ in range(2))
+    before.best_loss = 1.5
+    after.load_state_dict(before.state_dict())
+    assert after.best_loss == 1.5

@@ -38,7 +38,7 @@ def poison(monkeypatch, steps, kind="output"):
             handles.append(
                 mlp.register_forward_hook(lambda module, inputs, output: output * torch.nan)
                 if kind == "output"
-                else weight.register_hook(lambda gradient: gradient * torch.inf)
+                else weight.register_hook(lambda gradient: gradient * torch.nan)
             )
         step(self, batch)
         states.append((before, (self.model.state_dict(), self.optimizers().optimizer.state_dict()["state"])))
@@ -115,19 +115,21 @@ loss_sums = LongNetModule._loss_sums
 def poisoned(self, *arguments):
     sums = loss_sums(self, *arguments)
     if os.environ["RANK"] == "1" and sums.loss.requires_grad and self.global_step == 2:
+        if {kind!r} == "loss":
+            return sums._replace(nll=sums.nll * torch.nan)
         sums.loss.register_hook(lambda gradient: gradient * torch.nan)
     return sums
 LongNetModule._loss_sums = poisoned
 """
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "sequence_parallel_fsdp"])
-def test_all_processes_skip_what_is_bad_in_one(make_job, strategy):
+@pytest.mark.parametrize(("strategy", "kind"), [("ddp", "loss"), ("sequence_parallel_fsdp", "gradient")])
+def test_all_processes_skip_what_is_bad_in_one(make_job, strategy, kind):
     job = make_job(trainer__devices=2, strategy__name=strategy, data__batch_size=1, **OPTIONS | LATE)
-    with running(job, ONE_RANK_IS_BAD) as ranks:
+    with running(job, ONE_RANK_IS_BAD.format(kind=kind)) as ranks:
         codes, said = finish(ranks)
     assert codes == [0, 0], said
-    assert "the gradient is not finite at step 3" in said
+    assert f"the {kind} is not finite at step 3" in said
     saved = read_whole(steps_of(Path(job.run.root) / "default/checkpoints")[-1])
     assert all(torch.isfinite(weight).all() for weight in saved["state_dict"].values())
     assert saved["callbacks"]["Guard"]["skipped"] == 1

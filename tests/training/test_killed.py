@@ -21,7 +21,7 @@ CASES = {
     },
     "2 processes, accumulated, asynchronous": {
         "trainer__devices": 2, "strategy__name": "ddp", "trainer__accumulate": 2, "data__batch_size": 1,
-        "callbacks__save_async": True,
+        "callbacks__save_async": True, "trainer__log_every": 3,
     },
 }  # fmt: skip
 # Slows down what would be over too soon to be hit: saving, then validation.

@@ -48,6 +48,15 @@ def test_opening_writes_the_config_and_adds_a_session(make_job):
     assert len(json.loads(run.environment.read_text())["sessions"]) == 2
 
 
+def test_opening_removes_what_a_killed_save_left(make_job):
+    run = started(make_job())
+    for name in (".tmp-step-00000004-0", ".old-step-00000002-1"):
+        (run.checkpoints / name).mkdir()
+        (run.checkpoints / name / "state.json").write_text("{}")
+    started(make_job(), steps_saved=False)
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000003"]
+
+
 def test_auto_goes_on_from_the_last_checkpoint(make_job):
     run = started(make_job())
     assert directory(make_job()).find_start(make_job()) == run.last

@@ -85,11 +85,19 @@ def assert_goes_on_exactly(job, expected):
     assert all(weights[key].equal(value) for key, value in expected[1].items())
 
 
+def slurm(folder):
+    """Code that makes a job believe it is SLURM's; what it asks of SLURM is written to `asked`."""
+    (folder / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {folder}/asked\n')
+    (folder / "scontrol").chmod(0o755)
+    return f'os.environ |= {{"PATH": {str(folder)!r} + ":" + os.environ["PATH"], "SLURM_JOB_ID": "77"}}'
+
+
 def test_a_signal_to_one_of_two_processes_stops_both_with_one_checkpoint(make_job, tmp_path, unbroken):
     expected = unbroken(**TWO)
     job = make_job(run__name="broken", **OPTIONS | TWO)
-    codes, said, step = signalled(job, tmp_path, "step", [signal.SIGTERM], rank=1)
+    codes, said, step = signalled(job, tmp_path, "step", [signal.SIGTERM], rank=1, more=slurm(tmp_path))
     assert codes == [143, 143], said
+    assert not (tmp_path / "asked").exists()
     # The validation that belongs to this step is left for when the run goes on.
     assert step == 4
     assert f"goes on from step {step}" in said
@@ -100,11 +108,8 @@ def test_sigusr1_in_a_validation_has_slurm_run_the_job_again(make_job, tmp_path,
     # Sharded: the row that is left for then holds the learning rate, which the optimiser must have got back.
     sharded = TWO | {"strategy__name": "sequence_parallel_fsdp"}
     expected = unbroken(**sharded)
-    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
-    (tmp_path / "scontrol").chmod(0o755)
-    slurm = f'os.environ |= {{"PATH": {str(tmp_path)!r} + ":" + os.environ["PATH"], "SLURM_JOB_ID": "77"}}'
     job = make_job(run__name="broken", **OPTIONS | sharded)
-    codes, said, step = signalled(job, tmp_path, "validation", [signal.SIGUSR1], rank=1, more=slurm)
+    codes, said, step = signalled(job, tmp_path, "validation", [signal.SIGUSR1], rank=1, more=slurm(tmp_path))
     assert codes == [143, 143], said
     assert step == 4
     assert (tmp_path / "asked").read_text() == "requeue 77\n"
@@ -134,6 +139,25 @@ def test_ctrl_c_saves_and_a_second_one_does_not_wait(make_job, tmp_path):
     codes, said, step = signalled(twice, tmp_path, "step", [signal.SIGINT, signal.SIGINT], seconds=3)
     assert codes == [1], said
     assert step == 0
+
+
+AT_THE_END = """
+import os, signal
+from lightning.pytorch.loops.fit_loop import _FitLoop
+teardown = _FitLoop.teardown
+def signalled(self):
+    os.kill(os.getpid(), signal.SIGINT)
+    teardown(self)
+_FitLoop.teardown = signalled
+"""
+
+
+def test_ctrl_c_as_the_trainer_goes_breaks_nothing(make_job):
+    job = make_job(trainer__max_steps=2)
+    with running(job, AT_THE_END) as ranks:
+        codes, said = finish(ranks)
+    assert codes == [0], said
+    assert outcome(job)[1]
 
 
 def test_the_last_validation_is_finished(make_job, tmp_path):
