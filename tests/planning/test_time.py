@@ -87,9 +87,17 @@ def test_the_parts_of_a_step_add_up():
 
 
 def test_rates_are_measured_here():
-    rates = measure_rates(torch.device("cpu"), torch.float32)
-    assert rates.matmul > rates.attention > 1e6
-    assert rates.bandwidth > 1e7
+    for workload in (None, SMALL):
+        rates = measure_rates(torch.device("cpu"), torch.float32, workload)
+        assert rates.matmul > rates.attention > 1e6
+        assert rates.copies > rates.bandwidth > 1e6
+
+
+def test_the_optimizer_goes_by_the_rate_of_copies():
+    rates = Rates("round", matmul=1e9, attention=1e8, bandwidth=1e7)
+    slow, fast = (predict_time(SMALL, MemoryPlan(), each) for each in (rates, replace(rates, copies=1e8)))
+    assert fast.optimizer == pytest.approx(slow.optimizer / 10)
+    assert fast.memory == slow.memory
 
 
 def test_the_longest_context_is_the_border_between_what_fits_and_what_does_not():
