@@ -33,11 +33,13 @@ from ..model.models import small_config
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/planning.md").read_text()
-ROWS = [
+TABLES = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in PAGE.splitlines()
-    if re.match(r"\| (125m|1b) \|", line)
+    if re.match(r"\| (tiny|125m|paper_125m|1b) \|", line)
 ]
+ROWS = [row for row in TABLES if len(row) == 10]
+CPU_ROWS = [row for row in TABLES if len(row) == 6]
 SMALL = Workload(small_config(), 64)
 
 
@@ -66,7 +68,14 @@ def test_the_table_of_the_documentation_is_current_and_close(row):
 
 
 def test_there_are_rows_to_compare():
-    assert len(ROWS) == 9
+    assert (len(ROWS), len(CPU_ROWS), len(TABLES)) == (9, 8, 17)
+
+
+@pytest.mark.parametrize("row", CPU_ROWS, ids=lambda row: "-".join(row[:3]))
+def test_the_errors_on_a_cpu_are_those_of_their_row(row):
+    measured, predicted = (float(cell.replace(",", "")) for cell in row[3:5])
+    assert f"{predicted / measured - 1:+.0%}" == row[5]
+    assert predicted == pytest.approx(measured, rel=0.2)
 
 
 def test_the_parts_of_a_step_add_up():
