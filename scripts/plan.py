@@ -76,12 +76,12 @@ def main() -> None:
     given = arguments.device_gib or KNOWN_GIB.get(arguments.device)
     room = int(given * GIB) if given else device_bytes(device)
     host = int(arguments.host_gib * GIB) if arguments.host_gib else host_bytes()
-    rates = choose_rates(arguments, device, placement)
 
     console = Console(width=max(120, Console().width))
     whole = build_workload(job, placement)
     ranks = job.strategy.sequence_parallel_size
     workload = rank_workload(whole, ranks, job.strategy.sequence_parallel)
+    rates = choose_rates(arguments, device, placement, workload)
     show_workload(console, whole)
     received = show_ranks(console, job, whole) if ranks > 1 else 0
     plans = candidate_plans(workload, host)
@@ -110,14 +110,16 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def choose_rates(arguments: argparse.Namespace, device: torch.device, placement: Placement) -> Rates:
+def choose_rates(
+    arguments: argparse.Namespace, device: torch.device, placement: Placement, workload: Workload
+) -> Rates:
     given = (arguments.matmul_tflops, arguments.attention_tflops, arguments.bandwidth_gbs)
     if arguments.device in KNOWN:
         rates = KNOWN[arguments.device]
     elif all(given):
         rates = Rates("given", 1.0, 1.0, 1.0)
     else:
-        rates = measure_rates(device, placement.matmul_dtype)
+        rates = measure_rates(device, placement.matmul_dtype, workload)
     units = {"matmul": 1e12, "attention": 1e12, "bandwidth": 1e9}
     changes = {name: value * units[name] for name, value in zip(units, given, strict=True) if value}
     return replace(rates, link=arguments.link_gbs * 1e9, **changes)

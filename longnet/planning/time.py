@@ -26,6 +26,7 @@ class Rates:
         attention: FLOP/s of the attention's kernels, over the pairs that are seen.
         bandwidth: bytes a second that kernels without products read and write.
         link: bytes a second that a rank receives from others; None where it is not known.
+        copies: bytes a second of long copies, as the optimiser's; None where they are as fast as the other kernels.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Rates:
     attention: float
     bandwidth: float
     link: float | None = None
+    copies: float | None = None
 
 
 # matmul is measured; attention and bandwidth are fitted to the nine steps of docs/planning.md, which says how well.
@@ -76,6 +78,6 @@ def predict_time(workload: Workload, plan: MemoryPlan, rates: Rates, received: i
         products=workload.tokens * products / rates.matmul,
         attention=workload.tokens * attention / rates.attention,
         memory=workload.tokens * moved / rates.bandwidth,
-        optimizer=OPTIMIZER_BYTES * count_parameters(workload)[0] / rates.bandwidth,
+        optimizer=OPTIMIZER_BYTES * count_parameters(workload)[0] / (rates.copies or rates.bandwidth),
         communication=received / rates.link if received and rates.link else 0.0,
     )

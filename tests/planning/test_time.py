@@ -33,11 +33,13 @@ from ..model.models import small_config
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/planning.md").read_text()
-ROWS = [
+TABLES = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in PAGE.splitlines()
-    if re.match(r"\| (125m|1b) \|", line)
+    if re.match(r"\| (tiny|125m|paper_125m|1b) \|", line)
 ]
+ROWS = [row for row in TABLES if len(row) == 10]
+CPU_ROWS = [row for row in TABLES if len(row) == 6]
 SMALL = Workload(small_config(), 64)
 
 
@@ -66,7 +68,14 @@ def test_the_table_of_the_documentation_is_current_and_close(row):
 
 
 def test_there_are_rows_to_compare():
-    assert len(ROWS) == 9
+    assert (len(ROWS), len(CPU_ROWS), len(TABLES)) == (9, 8, 17)
+
+
+@pytest.mark.parametrize("row", CPU_ROWS, ids=lambda row: "-".join(row[:3]))
+def test_the_errors_on_a_cpu_are_those_of_their_row(row):
+    measured, predicted = (float(cell.replace(",", "")) for cell in row[3:5])
+    assert f"{predicted / measured - 1:+.0%}" == row[5]
+    assert predicted == pytest.approx(measured, rel=0.2)
 
 
 def test_the_parts_of_a_step_add_up():
@@ -87,9 +96,17 @@ def test_the_parts_of_a_step_add_up():
 
 
 def test_rates_are_measured_here():
-    rates = measure_rates(torch.device("cpu"), torch.float32)
-    assert rates.matmul > rates.attention > 1e6
-    assert rates.bandwidth > 1e7
+    for workload in (None, SMALL):
+        rates = measure_rates(torch.device("cpu"), torch.float32, workload)
+        assert rates.matmul > rates.attention > 1e6
+        assert rates.copies > rates.bandwidth > 1e6
+
+
+def test_the_optimizer_goes_by_the_rate_of_copies():
+    rates = Rates("round", matmul=1e9, attention=1e8, bandwidth=1e7)
+    slow, fast = (predict_time(SMALL, MemoryPlan(), each) for each in (rates, replace(rates, copies=1e8)))
+    assert fast.optimizer == pytest.approx(slow.optimizer / 10)
+    assert fast.memory == slow.memory
 
 
 def test_the_longest_context_is_the_border_between_what_fits_and_what_does_not():

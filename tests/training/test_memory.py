@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from longnet.checkpoint import read_whole, steps_of
@@ -16,8 +18,10 @@ from longnet.planning import MemoryPlan
 from longnet.training import memory
 from longnet.training.memory import MemoryKeeper
 from longnet.training.module import LongNetModule
+from longnet.training.placement import Placement
 from longnet.training.run import train
 
+from ..model.models import small_config
 from .jobs import losses
 
 # So long that each plan needs less memory than the one before it.
@@ -153,3 +157,12 @@ def test_a_job_in_tiles_learns_the_same(make_job, kind: str) -> None:
     tiled, _ = results(make_job(run__name="tiled", **options))
     for row, other in zip(tiled, whole, strict=True):
         assert row == pytest.approx(other, rel=1e-4, nan_ok=True)
+
+
+def test_a_rank_of_several_plans_for_its_shard(make_job):
+    job = make_job(data__context_length=512, strategy__name="sequence_parallel", strategy__sequence_parallel_size=4)
+    config = small_config(attention=[{"name": "dilated", "segment_lengths": [64, 512], "dilation_rates": [1, 8]}])
+    keeper = MemoryKeeper(job, Placement("cpu", "32-true", False), Console(quiet=True))
+    workload = keeper.workload(SimpleNamespace(model=SimpleNamespace(config=config)))
+    assert workload.context_length == 128
+    assert workload.share.held > 0
