@@ -7,6 +7,8 @@ gradients home by a reduce-scatter.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.distributed import Work
@@ -14,7 +16,7 @@ from torch.distributed import Work
 from .group import SequenceGroup
 from .own import Call
 from .rows import SegmentRows
-from .sharding import shared_segments
+from .sharding import Shard, shared_segments
 
 
 def forward(call: Call, group: SequenceGroup, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -23,8 +25,9 @@ def forward(call: Call, group: SequenceGroup, q: Tensor, k: Tensor, v: Tensor) -
     for rows, messages, work in gathered:
         work.wait()
         q_rows, out_rows, lse_rows = rows.pack_queries(q), out.rows(rows), lse.rows(rows)
-        for ranks, keys in rows.stretches[call.causal]:
-            rows.attend_(q_rows, _join(rows, messages, ranks), keys, out_rows, lse_rows, call.scale, call.kernels)
+        for ranks, keys, causal in _stretches(call, rows):
+            message = _join(rows, messages, ranks)
+            rows.attend_(q_rows, message, keys, out_rows, lse_rows, call.scale, call.kernels, causal)
         out.write_(rows, out_rows)
         lse.write_(rows, lse_rows)
     return out.finish(), lse.finish()
@@ -42,10 +45,10 @@ def backward(
         dtype = torch.promote_types(q.dtype, torch.float32)
         dq_rows = torch.zeros_like(queries[0], dtype=dtype)
         dmessages = torch.zeros_like(messages, dtype=dtype)
-        for ranks, keys in rows.stretches[call.causal]:
+        for ranks, keys, causal in _stretches(call, rows):
             message = _join(rows, messages, ranks)
             dmessage = torch.zeros_like(message, dtype=dtype)
-            rows.attend_backward_(queries, message, keys, dq_rows, dmessage, call.scale, call.kernels)
+            rows.attend_backward_(queries, message, keys, dq_rows, dmessage, call.scale, call.kernels, causal)
             first = rows.segment.ranks.start
             dmessages[ranks.start - first : ranks.stop - first] = dmessage.unflatten(1, (len(ranks), -1)).transpose(
                 0, 1
@@ -63,6 +66,14 @@ def _gather(call: Call, group: SequenceGroup, k: Tensor, v: Tensor) -> list[tupl
     layout = call.layout
     group.create_parts(segment.ranks for segment in shared_segments(layout.pattern, layout.world, layout.seq_len))
     return [(rows, *group.all_gather(rows.pack_keys(k, v), rows.segment.ranks)) for rows in layout.segments()]
+
+
+def _stretches(call: Call, rows: SegmentRows) -> Iterator[tuple[range, Shard, bool]]:
+    """What this rank's queries see: (ranks, positions, whether of those only the earlier ones)."""
+    yield from ((ranks, keys, False) for ranks, keys in rows.stretches[call.causal])
+    rank = call.layout.rank
+    if rows.spanning:
+        yield range(rank, rank + 1), rows.part(rank), call.causal
 
 
 def _join(rows: SegmentRows, messages: Tensor, ranks: range) -> Tensor:

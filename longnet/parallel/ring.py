@@ -22,10 +22,12 @@ def forward(call: Call, group: SequenceGroup, q: Tensor, k: Tensor, v: Tensor) -
     own: tuple[Totals, Totals] | None = None
     for rows in call.layout.segments():
         visits = circulate(group, rows.pack_keys(k, v), rows.segment.ranks, wrap=not call.causal)
-        next(visits)
+        rank, message = next(visits)
         # The first part is on its way while the own shard is computed.
         own = own or call.attend_own(q, k, v)
         q_rows, out_rows, lse_rows = rows.pack_queries(q), *(total.rows(rows) for total in own)
+        if rows.spanning:
+            rows.attend_(q_rows, message, rows.part(rank), out_rows, lse_rows, call.scale, call.kernels, call.causal)
         for owner, message in visits:
             rows.attend_(q_rows, message, rows.part(owner), out_rows, lse_rows, call.scale, call.kernels)
         for total, part in zip(own, (out_rows, lse_rows), strict=True):
@@ -42,22 +44,26 @@ def backward(
         queries = tuple(rows.pack_queries(x) for x in (q, grad, out, lse))
         dq_rows = torch.zeros_like(queries[0], dtype=torch.promote_types(q.dtype, torch.float32))
 
+        message = rows.pack_keys(k, v)
         differentiate = partial(_differentiate, call, rows, queries, dq_rows)
         home = circulate_gradients(
-            group, rows.pack_keys(k, v), rows.segment.ranks, wrap=not call.causal, differentiate=differentiate
+            group, message, rows.segment.ranks, wrap=not call.causal, differentiate=differentiate
         )
-        if home is not None:
-            dk.add_(rows, home[:, :, 0])
-            dv.add_(rows, home[:, :, 1])
+        own = differentiate(call.layout.rank, message, call.causal) if rows.spanning else None
+        for dmessage in (home, own):
+            if dmessage is not None:
+                dk.add_(rows, dmessage[:, :, 0])
+                dv.add_(rows, dmessage[:, :, 1])
         dq.add_(rows, dq_rows)
     return dq.finish(), dk.finish(), dv.finish()
 
 
 def _differentiate(
-    call: Call, rows: SegmentRows, queries: tuple[Tensor, ...], dq_rows: Tensor, owner: int, message: Tensor
-) -> Tensor:
+    call: Call, rows: SegmentRows, queries: tuple[Tensor, ...], dq_rows: Tensor, owner: int, message: Tensor,
+    causal: bool = False,
+) -> Tensor:  # fmt: skip
     dmessage = torch.zeros_like(message, dtype=dq_rows.dtype)
-    rows.attend_backward_(queries, message, rows.part(owner), dq_rows, dmessage, call.scale, call.kernels)
+    rows.attend_backward_(queries, message, rows.part(owner), dq_rows, dmessage, call.scale, call.kernels, causal)
     return dmessage
 
 

@@ -20,7 +20,19 @@ from longnet.attention.flash import FlashKernel, Math, choose_kernel
 from longnet.attention.levels import merge_
 from longnet.attention.pattern import DilationPattern
 
-from .sharding import Grid, Shard, SharedSegment, Stream, grid, lanes, merged_parts, shard, shared_segments, streams
+from .sharding import (
+    Grid,
+    Shard,
+    SharedSegment,
+    Stream,
+    grid,
+    lanes,
+    merged_parts,
+    shard,
+    shared_segments,
+    spanning_levels,
+    streams,
+)
 
 
 @dataclass(frozen=True)
@@ -102,6 +114,12 @@ class SegmentRows:
 
         return {causal: tuple(seen(causal)) for causal in (True, False)}
 
+    @cached_property
+    def spanning(self) -> bool:
+        """Whether what its queries see of its own keys is left to the packed rows."""
+        layout = self.layout
+        return self.segment.level in spanning_levels(layout.pattern, layout.rank, layout.world, layout.seq_len)
+
     def pack_keys(self, k: Tensor, v: Tensor) -> Tensor:
         """The (B, R, 2, P, D) message: K and V together."""
         return torch.stack([self._pack(x, *self._key_heads, self.blocks) for x in (k, v)], dim=2)
@@ -122,21 +140,25 @@ class SegmentRows:
         return self._table(*self._query_heads, layout.num_heads, self._grid(self.part(layout.rank)).blocks, device)
 
     def attend_(
-        self, q: Tensor, message: Tensor, keys: Shard, out: Tensor, lse: Tensor, scale: float, kernels: Kernels
-    ) -> None:
-        """Folds what packed queries see of the ``keys`` in a message into packed (out, LSE)."""
+        self, q: Tensor, message: Tensor, keys: Shard, out: Tensor, lse: Tensor, scale: float, kernels: Kernels,
+        causal: bool = False,
+    ) -> None:  # fmt: skip
+        """Folds what packed queries see of the ``keys`` in a message into packed (out, LSE).
+
+        Other shards' keys are seen by all queries or by none; causal are only the own ones.
+        """
         for q_rows, k_rows, v_rows, out_rows, lse_rows in self._blocks(keys, (q, out, lse), message):
-            o, block_lse = kernels.choose(q_rows, k_rows).forward(q_rows, k_rows, v_rows, False, scale)
+            o, block_lse = kernels.choose(q_rows, k_rows).forward(q_rows, k_rows, v_rows, causal, scale)
             merge_(out_rows, lse_rows.squeeze(-1), o, block_lse, first=False)
 
     def attend_backward_(
         self, queries: tuple[Tensor, ...], message: Tensor, keys: Shard, dq: Tensor, dmessage: Tensor,
-        scale: float, kernels: Kernels,
+        scale: float, kernels: Kernels, causal: bool = False,
     ) -> None:  # fmt: skip
         """Adds the gradients of ``attend_``, fed with the merged (out, LSE); ``queries`` are (q, grad, out, LSE)."""
         views = zip(self._blocks(keys, (*queries, dq), message), self._blocks(keys, (dq,), dmessage), strict=True)
         for (q, k, v, grad, out, lse, dq_rows), (_, dk_rows, dv_rows) in views:
-            grads = kernels.choose(q, k).backward(grad, q, k, v, out, lse.squeeze(-1), False, scale)
+            grads = kernels.choose(q, k).backward(grad, q, k, v, out, lse.squeeze(-1), causal, scale)
             for rows, part in zip((dq_rows, dk_rows, dv_rows), grads, strict=True):
                 rows.add_(part)
 

@@ -92,6 +92,31 @@ def shared_segments(pattern: DilationPattern, world: int, seq_len: int) -> tuple
 
 
 @lru_cache(maxsize=1024)
+def spanning_levels(pattern: DilationPattern, rank: int, world: int, seq_len: int) -> frozenset[int]:
+    """Levels of which a rank packs all of its rows, since one segment that it shares holds the whole shard.
+
+    What its queries see of its own keys there is computed on the packed rows as well: the rest of the pattern is then
+    the same for any number of ranks. A level with all positions has nothing to pack, and one level has to stay.
+    """
+    own = shard(rank, world, seq_len)
+    found = frozenset(
+        segment.level
+        for segment in shared_segments(pattern, world, seq_len)
+        if segment.begin <= own.begin and own.end <= segment.end and pattern.dilation_rates[segment.level] > 1
+    )
+    return found if own.length and pattern.heads == "all" and len(found) < len(pattern.levels) else frozenset()
+
+
+def local_pattern(pattern: DilationPattern, rank: int, world: int, seq_len: int) -> DilationPattern:
+    """``own_pattern`` without the spanning levels."""
+    spanning = spanning_levels(pattern, rank, world, seq_len)
+    kept = [level for number, level in enumerate(pattern.levels) if number not in spanning]
+    lengths, rates = zip(*kept, strict=True)
+    rest = replace(pattern, segment_lengths=lengths, dilation_rates=rates)
+    return own_pattern(rest, shard(rank, world, seq_len))
+
+
+@lru_cache(maxsize=1024)
 def own_pattern(pattern: DilationPattern, own: Shard) -> DilationPattern:
     """The pattern over a shard alone: what its queries see of its own keys."""
     shift = pattern.shift + own.begin

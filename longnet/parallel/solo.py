@@ -28,6 +28,7 @@ class SoloGroup(SequenceGroup):
 
     def all_gather(self, message: Tensor, part: range) -> tuple[Tensor, Work]:
         gathered = message.new_full((len(part), *message.shape), 0.5)
+        gathered[part.index(self.rank)] = message
         return gathered, _done()
 
     def reduce_scatter(self, messages: Tensor, part: range) -> tuple[Tensor, Work]:

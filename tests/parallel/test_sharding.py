@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 from longnet.attention import DilationPattern
 from longnet.parallel.mesh import MeshShape
 from longnet.parallel.rows import Layout
-from longnet.parallel.sharding import lanes, own_pattern, shard, shard_length, shared_segments, spread, streams
+from longnet.parallel.sharding import (
+    lanes,
+    local_pattern,
+    own_pattern,
+    shard,
+    shard_length,
+    shared_segments,
+    spanning_levels,
+    spread,
+    streams,
+)
 from longnet.parallel.ulysses import HeadShard, head_plan
 from longnet.parallel.zigzag import half_length, owner_of_half
 
@@ -78,6 +88,21 @@ def test_long_segments_are_shared_by_their_own_ranks_only():
 def test_aligned_shards_need_no_shift():
     pattern = DilationPattern((16, 32, 64), (1, 2, 4))
     assert own_pattern(pattern, shard(3, 4, 64)) == DilationPattern((16, 16, 16), (1, 2, 4))
+
+
+def test_what_is_left_to_a_shard_does_not_depend_on_how_many_there_are():
+    alone = DilationPattern.geometric(2**20, base=2048)
+    for ranks in (8, 64, 1024):
+        pattern = DilationPattern.geometric(ranks * 2**20, base=2048)
+        assert local_pattern(pattern, ranks - 1, ranks, ranks * 2**20) == alone
+    assert spanning_levels(pattern, 1023, 1024, 2**30) == frozenset(range(10, 20))
+    # Dense, or by head groups, or without a level that would be left: as it is.
+    for kept in (
+        DilationPattern.dense(),
+        DilationPattern((16, 64), (1, 4), heads="grouped"),
+        DilationPattern((64,), (4,)),
+    ):
+        assert not spanning_levels(kept, 1, 4, 64)
 
 
 @given(patterns(), worlds, st.integers(1, 4), st.integers(1, 4))
