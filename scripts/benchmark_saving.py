@@ -41,8 +41,7 @@ def main() -> None:
         job = load(compose("train", overrides=[*overrides, "callbacks=quiet", "run.name=benchmark"]))
     job.trainer.max_steps = every * (saves + 1)
     job.trainer.val_every = 10 * job.trainer.max_steps
-    totals: dict[str, list[float]] = {way: [] for way in WAYS}
-    steps: dict[str, list[float]] = {way: [] for way in WAYS}
+    rounds: dict[str, list[list[float]]] = {way: [] for way in WAYS}
     for _ in range(arguments.rounds):
         for way, options in WAYS.items():
             interval = every if options else 10 * job.trainer.max_steps
@@ -50,9 +49,8 @@ def main() -> None:
                 callbacks = replace(job.callbacks, save_every=interval, **options)
                 run = replace(job.run, root=root)
                 times = time_steps(replace(job, callbacks=callbacks, run=run), every // 2, every // 2 + every * saves)
-            totals[way].append(sum(times))
-            steps[way] += times
-    show(totals, steps, saves, every)
+            rounds[way].append(times)
+    show(rounds, saves, every)
 
 
 def time_steps(job: JobConfig, first: int, last: int) -> list[float]:
@@ -72,21 +70,22 @@ def time_steps(job: JobConfig, first: int, last: int) -> list[float]:
     return [after - before for before, after in pairwise(moments)]
 
 
-def show(totals: dict[str, list[float]], steps: dict[str, list[float]], saves: int, every: int) -> None:
+def show(rounds: dict[str, list[list[float]]], saves: int, every: int) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("saving")
     for title in ("step, ms", "ratio", "total, s", "ratio", "s a save"):
         table.add_column(title, justify="right")
     # Of the rounds the fastest, which the least else has disturbed; each holds all of its saves.
-    typical, whole = median(steps["none"]), min(totals["none"])
+    best = {way: min(times, key=sum) for way, times in rounds.items()}
+    typical, whole = median(best["none"]), sum(best["none"])
     for way in WAYS:
-        step, total = median(steps[way]), min(totals[way])
+        step, total = median(best[way]), sum(best[way])
         table.add_row(
             way, f"{1e3 * step:.1f}", f"{step / typical:.3f}", f"{total:.2f}", f"{total / whole:.3f}",
             f"{(total - whole) / saves:.3f}",
         )  # fmt: skip
     Console().print(
-        table, f"{saves} saves, one every {every} steps; totals of the best of {len(totals['none'])} rounds"
+        table, f"{saves} saves, one every {every} steps; totals of the best of {len(rounds['none'])} rounds"
     )
 
 
