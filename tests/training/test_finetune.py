@@ -134,11 +134,7 @@ def test_the_context_grows_by_cutting_rows(monkeypatch: pytest.MonkeyPatch) -> N
     module = LongNetModule(model, OptimConfig(), 8, 2, 0, context_growth=[(16, 0.25), (32, 0.75)])
     # No trainer, and so no other process that shares the sequence.
     monkeypatch.setattr(LongNetModule, "_sequence", None)
-    steps = []
-    for step in range(8):
-        monkeypatch.setattr(LongNetModule, "global_step", step)
-        steps.append(module._context())
-    assert steps == [16, 16, 32, 32, 32, 32, None, None]
+    assert [module._context(step) for step in range(8)] == [16, 16, 32, 32, 32, 32, None, None]
     batch = {"input_ids": some_tokens(2, 64), "labels": some_tokens(2, 64)}
     with torch.no_grad():
         cut = module._loss_sums(batch, 16)
