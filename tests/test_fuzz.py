@@ -27,10 +27,9 @@ from longnet.training.rundir import RunDirectory
 
 LEAVES = dict(leaves(JobConfig))
 # LONGNET_FUZZ=20000 looks longer.
-MANY = settings(
-    deadline=None, suppress_health_check=list(HealthCheck), max_examples=int(os.environ.get("LONGNET_FUZZ", 400))
-)
-SOME = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)
+LONGER = int(os.environ.get("LONGNET_FUZZ", 0))
+MANY = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=LONGER or 400)
+SOME = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=LONGER or 60)
 
 junk: Any = st.recursive(
     st.none()

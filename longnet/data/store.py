@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 
-from longnet.data.documents import Split
+from longnet.data.documents import SPLITS, Split
 from longnet.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
 MANIFEST = "manifest.json"
@@ -83,13 +83,32 @@ class Manifest:
             ) from None
         except ValueError as error:
             raise ValueError(f"{path} is damaged ({error}); delete the store and prepare it again") from None
-        if values.get("version") != VERSION:
+        found = values.get("version") if isinstance(values, dict) else None
+        if found != VERSION:
             raise ValueError(
-                f"{path} has version {values.get('version')}, this code reads {VERSION}; delete the store and prepare "
-                "it again"
+                f"{path} has version {found}, this code reads {VERSION}; delete the store and prepare it again"
             )
-        sides = {split: Side(**side) for split, side in values.pop("sides").items()}
-        return cls(**values, sides=sides)
+        try:
+            sides = {split: Side(**parts) for split, parts in values["sides"].items()}
+            manifest = cls(**{**values, "sides": sides})
+            _check_types(manifest)
+            for side in sides.values():
+                _check_types(side)
+            for split in SPLITS:
+                sides[split]
+            for name in ("name", "digest"):
+                manifest.tokenizer[name]
+            np.iinfo(manifest.dtype)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is damaged ({error}); delete the store and prepare it again") from None
+        return manifest
+
+
+def _check_types(part: Manifest | Side) -> None:
+    for name, hint in get_type_hints(type(part)).items():
+        value, kind = getattr(part, name), get_origin(hint) or hint
+        if not isinstance(value, kind) or (kind is int and value < 0):
+            raise TypeError(f"{name} is {value!r}")
 
 
 class MappedTokens:

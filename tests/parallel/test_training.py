@@ -86,6 +86,6 @@ def test_dropout_differs_between_all_processes():
     """Also between those that share a sequence, whose positions differ."""
     draws = []
     for rank, step in itertools.product(range(4), range(2)):
-        LongNetModule._seed_step(SimpleNamespace(seed=0, global_step=step, global_rank=rank))
+        LongNetModule._seed_step(SimpleNamespace(seed=0, global_rank=rank), step)
         draws.append(torch.rand(()).item())
     assert len(set(draws)) == len(draws)
