@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from . import zigzag
 from .rows import Layout
-from .sharding import lanes, own_pattern
+from .sharding import lanes
 from .ulysses import HeadShard, head_plan
 
 
@@ -34,7 +35,8 @@ def attention_work(form: str, layout: Layout, head_dim: int, batch: int = 1, cau
     if form == "ring" and causal and layout.world > 1 and zigzag.is_dense(layout.pattern, layout.seq_len):
         return [LevelWork(0, pair * layout.num_heads * _of_halves(layout), 0)]
     own = layout.own
-    inside = own_pattern(layout.pattern, own)
+    # Not cut to the shard's length, which may change the order of the levels.
+    inside = replace(layout.pattern, shift=layout.pattern.shift + own.begin)
     others = [0] * len(layout.pattern.levels)
     for rows in layout.segments():
         queries = rows.part(layout.rank)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from longnet.attention import DilationPattern
@@ -16,6 +16,7 @@ from longnet.training.ranks import rank_layers, rank_workload
 from ..attention.cases import patterns
 
 
+@example(DilationPattern((2, 3), (2, 1)), 1, 2, 1, 1, False)
 @given(patterns(), st.integers(1, 9), st.integers(1, 150), st.integers(1, 3), st.integers(1, 4), st.booleans())
 def test_ranks_share_the_work(pattern, world, seq_len, kv_heads, group, causal):
     heads = kv_heads * group
