@@ -17,12 +17,12 @@ FEWEST_TOKENS = 500
 
 def context_points(rows: Rows) -> list[Point]:
     """Perplexity by the length of the window: (context, perplexity, low, high)."""
-    return [(row["context"], *_perplexities(row)) for row in rows]
+    return [(row["context"], *_perplexities(row)) for row in rows if row["loss"] is not None]
 
 
 def position_points(rows: Rows) -> list[Point]:
     """Perplexity by position: (middle of the range, perplexity, low, high)."""
-    kept = [row for row in rows if row["tokens"] >= FEWEST_TOKENS]
+    kept = [row for row in rows if row["tokens"] >= FEWEST_TOKENS and row["loss"] is not None]
     return [(math.sqrt(max(row["begin"], 1) * row["end"]), *_perplexities(row)) for row in kept]
 
 
@@ -37,9 +37,9 @@ def distance_points(rows: Rows, task: str) -> list[Point]:
 
 
 def _perplexities(row: Mapping[str, Any]) -> tuple[float, float, float]:
-    # Of a single document or block there is no interval.
-    low, high = (row["loss"] if row[end] is None else row[end] for end in ("low", "high"))
-    return math.exp(row["loss"]), math.exp(low), math.exp(high)
+    # Of a single document or block there is no interval, and a model that is far off is off the paper.
+    loss, low, high = (min(row["loss"] if row[name] is None else row[name], 700) for name in ("loss", "low", "high"))
+    return math.exp(loss), math.exp(low), math.exp(high)
 
 
 def draw_evaluations(evaluations: Mapping[str, Mapping[str, Any]], target: Path) -> None:

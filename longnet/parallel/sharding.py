@@ -107,6 +107,7 @@ def spanning_levels(pattern: DilationPattern, rank: int, world: int, seq_len: in
     return found if own.length and pattern.heads == "all" and len(found) < len(pattern.levels) else frozenset()
 
 
+@lru_cache(maxsize=1024)
 def local_pattern(pattern: DilationPattern, rank: int, world: int, seq_len: int) -> DilationPattern:
     """``own_pattern`` without the spanning levels."""
     spanning = spanning_levels(pattern, rank, world, seq_len)

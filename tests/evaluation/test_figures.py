@@ -39,6 +39,9 @@ def test_points():
         pytest.approx((8, math.e, math.exp(0.9), math.e)),
         pytest.approx((math.sqrt(128 * 256), math.exp(2), math.exp(1.9), math.exp(2))),
     ]
+    # A model that gave no number has no point, one that is far off does not end the drawing.
+    assert context_points([{"context": 8, "loss": None, "low": None, "high": None}]) == []
+    assert context_points([{"context": 8, "loss": 1e4, "low": 1.0, "high": 1e5}])[0][2] == pytest.approx(math.e)
     # Only the longest prompts; the needle at a depth of 3/4 lies a quarter of the prompt back.
     assert [point[:2] for point in distance_points(RETRIEVAL, "needle")] == [(1000, 0.8), (4000, 0.1)]
 
