@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from glob import has_magic
 from typing import Any
@@ -32,6 +32,8 @@ def check_data(job: JobConfig, problems: Problems) -> None:
         _check_tokenizer(data.source, data.tokenizer, problems)
     if data.streaming and not problems.about("data.streaming", "data.packing"):
         _check_stream(job, problems)
+    if not problems.about("data.sample_lengths", "data.context_length"):
+        _check_sample_lengths("data", data.sample_lengths, data.context_length, problems)
     if data.source == "mixture" and not problems.about("data.mixture"):
         _check_mixture(data, problems)
 
@@ -44,6 +46,16 @@ def _check_path(place: str, source: str, path: Any, problems: Problems) -> None:
     elif source != "hf" and not has_magic(str(path)) and not os.path.exists(str(path)):
         own = "" if source in NEED_PATH else f"; null lets {place}.source={source} find its own"
         problems.add(key, f"{key}={show(path)}: no such file or directory{own}")
+
+
+def _check_sample_lengths(place: str, lengths: Any, context_length: int, problems: Problems) -> None:
+    if lengths is None:
+        return
+    counts = isinstance(lengths, Sequence) and [isinstance(n, int) and 0 < n <= context_length for n in lengths]
+    if not counts or not all(counts):
+        key = f"{place}.sample_lengths"
+        problems.add(key, f"{key}={show(lengths)}: expected lengths from 1 to data.context_length={context_length}, or "
+                     "null")  # fmt: skip
 
 
 def _check_tokenizer(source: str, tokenizer: str | None, problems: Problems) -> None:
@@ -98,5 +110,6 @@ def _check_mixture(data: DataConfig, problems: Problems) -> None:
             problems.add(place, f"{place}.source={show(source)}: expected one of {', '.join(known)}")
         else:
             _check_path(place, source, part.get("path", data.path), problems)
+        _check_sample_lengths(place, part.get("sample_lengths"), data.context_length, problems)
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not weight > 0:
             problems.add(place, f"{place}.weight={show(weight)}: expected a number above 0")

@@ -115,6 +115,7 @@ class DataConfig:
     samples: int = 10_000
     validation_samples: int = 64
     answer_only: bool = False
+    sample_lengths: list[int] | None = None
     mixture: list[Any] = field(default_factory=list)
     num_workers: int = 0
 

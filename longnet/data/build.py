@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from functools import partial
@@ -37,6 +37,7 @@ def build_corpus(
     samples: int = 10_000,
     validation_samples: int = 64,
     answer_only: bool = False,
+    sample_lengths: Sequence[int] | None = None,
     block_rows: int = 256,
     mixture: Sequence[Mapping[str, Any]] = (),
     **options: Any,
@@ -49,9 +50,10 @@ def build_corpus(
         tokenizer: `bytes`, or a tokenizer's directory; None takes a prepared store's own, else bytes.
         packing: A name in `PACKINGS`.
         seed: Chooses the samples of a task, and the order of a stream.
-        samples: Of a task, to train on.
-        validation_samples: Of a task; for a stream, the rows kept for validation.
+        samples: Rows of a task, to train on.
+        validation_samples: Rows of a task, or of a stream, that are kept for validation.
         answer_only: Whether a task's labels are those of its answer alone.
+        sample_lengths: Tokens of a task's samples, by row in turn; None has one sample fill a row.
         block_rows: Rows of a stream that are shuffled among each other.
         mixture: The parts of a mixture: a `weight` and a source with its options each.
         options: Fields of `SourceSpec`.
@@ -67,12 +69,26 @@ def build_corpus(
     if source == "mixture":
         shared = {"context_length": context_length, "packing": packing, "seed": seed, "samples": samples}
         shared |= {"validation_samples": validation_samples, "answer_only": answer_only}
+        shared |= {"sample_lengths": sample_lengths}
         return _mix(mixture, tokenizer, shared, options)
     if source == "prepared":
         return _from_store(spec, tokenizer, context_length, packing)
     encoder = load_tokenizer(tokenizer or "bytes")
     if source in TASKS:
-        return _from_task(source, encoder, context_length, samples, validation_samples, seed, answer_only, packing)
+        rows = partial(
+            SyntheticRows,
+            source,
+            encoder,
+            context_length,
+            seed=seed,
+            answer_only=answer_only,
+            isolated=packing != "concat",
+            sample_lengths=sample_lengths,
+        )
+        words = f"{source}/{seed}/{context_length}/{samples}/{validation_samples}/{answer_only}"
+        if sample_lengths is not None:
+            words += f"/{list(sample_lengths)}"
+        return _from_task(rows, samples, validation_samples, words)
     read = _look_up("source", source, SOURCES)
     if spec.streaming:
         return _from_stream(spec, read, encoder, context_length, packing, block_rows, validation_samples, seed)
@@ -124,29 +140,11 @@ def _from_store(spec: SourceSpec, tokenizer: str | None, context_length: int, pa
     )
 
 
-def _from_task(
-    task: str,
-    encoder: Tokenizer,
-    context_length: int,
-    samples: int,
-    validation_samples: int,
-    seed: int,
-    answer_only: bool,
-    packing: str,
-) -> Corpus:
-    build = partial(
-        SyntheticRows,
-        task,
-        encoder,
-        context_length,
-        seed=seed,
-        answer_only=answer_only,
-        isolated=packing != "concat",
-    )
+def _from_task(build: Callable[..., SyntheticRows], samples: int, validation_samples: int, words: str) -> Corpus:
     validation = build(validation_samples)
-    words = f"{task}/{seed}/{context_length}/{samples}/{validation_samples}/{answer_only}"
+    encoder = validation.tokenizer
     return Corpus(
-        source=task,
+        source=validation.task,
         tokenizer=encoder,
         train=build(samples, first=validation_samples),
         validation=validation,

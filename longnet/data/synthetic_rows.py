@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,17 +18,20 @@ from longnet.data.tokenizer import Tokenizer
 
 
 class SyntheticRows(Dataset[Row]):
-    """Row i is sample i of a task, made when it is read: `eos prompt answer`, predicting `prompt answer eos`.
+    """Samples of a task as rows, made when they are read: `eos prompt answer`, predicting `prompt answer eos`.
+
+    A row is one sample that fills it, or as many of one length as it holds: row i takes the i-th length, cyclically.
 
     Args:
         task: A name in `TASKS`.
         tokenizer: Makes the ids.
         context_length: Tokens in a row.
-        num_rows: Samples.
+        num_rows: Rows.
         seed: Chooses the samples, with their numbers.
-        first: The number of the first sample, so that training and validation share none.
+        first: The number of the first row, so that training and validation share none.
         answer_only: Whether only the answer is to be predicted: all other labels are -100.
-        isolated: Whether rows say where they end, as those of isolated documents do.
+        isolated: Whether rows say where samples end, as those of isolated documents do.
+        sample_lengths: Tokens of the samples in a row, with the `eos` before them; None is `context_length`.
     """
 
     def __init__(
@@ -39,45 +44,59 @@ class SyntheticRows(Dataset[Row]):
         first: int = 0,
         answer_only: bool = False,
         isolated: bool = False,
+        sample_lengths: Sequence[int] | None = None,
     ) -> None:
+        lengths = [context_length] if sample_lengths is None else list(sample_lengths)
+        if not lengths or not all(0 < length <= context_length for length in lengths):
+            raise ValueError(
+                f"sample_lengths={lengths}: expected lengths from 1 to context_length={context_length}, or None"
+            )
         self.task = task
         self.context_length = context_length
         self.num_tokens = num_rows * context_length
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._num_rows = self._num_samples = num_rows
         self._seed = seed
         self._first = first
         self._answer_only = answer_only
         self._isolated = isolated
-        # A context that cannot hold the task is to be known before the first step.
-        self.sample(0)
+        self._lengths = lengths
+        # A length that cannot hold the task is to be known before the first step.
+        for index in range(len(lengths)):
+            self.samples(index)
 
     def __len__(self) -> int:
         return self._num_rows
 
-    def sample(self, index: int) -> Sample:
-        """The sample of a row, with the place of its answer."""
-        length = self.context_length - 1
-        return build_sample(self.task, self._tokenizer, length, seed=self._seed, index=self._first + index)
+    def samples(self, index: int) -> list[Sample]:
+        """The samples of a row, with the places of their answers."""
+        row = self._first + index
+        length = self._lengths[row % len(self._lengths)]
+        # Numbers that no other row has.
+        begin = row * (self.context_length // min(self._lengths))
+        numbers = range(begin, begin + self.context_length // length)
+        return [build_sample(self.task, self.tokenizer, length - 1, seed=self._seed, index=i) for i in numbers]
 
     def __getitem__(self, index: int) -> Row:
         index = range(self._num_rows)[index]
-        input_ids = torch.full((self.context_length,), self._tokenizer.pad_id, dtype=torch.int64)
+        input_ids = torch.full((self.context_length,), self.tokenizer.pad_id, dtype=torch.int64)
         labels = torch.full((self.context_length,), IGNORE_INDEX, dtype=torch.int64)
-        used = 0
-        if index < self._num_samples:
-            sample = self.sample(index)
+        used = [0]
+        for sample in self.samples(index) if index < self._num_samples else ():
             ids = torch.from_numpy(sample.ids.astype(np.int64))
-            used = len(ids) + 1
-            input_ids[0] = self._tokenizer.eos_id
-            input_ids[1:used] = ids
+            begin = used[-1]
+            end = begin + len(ids)
+            input_ids[begin] = self.tokenizer.eos_id
+            input_ids[begin + 1 : end + 1] = ids
             first = sample.answer_start if self._answer_only else 0
-            labels[first : len(ids)] = ids[first:]
+            labels[begin + first : end] = ids[first:]
             if not self._answer_only:
-                labels[len(ids)] = self._tokenizer.eos_id
+                labels[end] = self.tokenizer.eos_id
+            used.append(end + 1)
         row: Row = {"input_ids": input_ids, "labels": labels}
         if self._isolated:
-            row["lengths"] = [length for length in (used, self.context_length - used) if length]
+            borders = sorted({*used, self.context_length})
+            row["lengths"] = [end - begin for begin, end in pairwise(borders)]
         return row
 
     def predicted(self, rows: int | None = None) -> npt.NDArray[Any]:

@@ -28,6 +28,13 @@ PART = {"source": "stdlib", "weight": 1}
         ({"data__source": "mixture", "data__mixture": [PART | {"source": "hff"}]}, "data.mixture[0].source='hff'"),
         ({"data__validation_every": 1}, "data.validation_every=1: expected at least 2"),
         ({"data__block_rows": 0}, "data.block_rows=0: expected at least 1"),
+        ({"data__source": "copy", "data__sample_lengths": [64, 0]},
+         "data.sample_lengths=[64, 0]: expected lengths from 1 to data.context_length=2048, or null"),
+        ({"data__source": "copy", "data__sample_lengths": []}, "data.sample_lengths=[]: expected lengths from 1"),
+        ({"data__source": "mixture", "data__mixture": [{"source": "copy", "weight": 1, "sample_lengths": [4096]}]},
+         "data.mixture[0].sample_lengths=[4096]: expected lengths from 1 to data.context_length=2048"),
+        ({"data__source": "mixture", "data__mixture": [{"source": "copy", "weight": 1, "sample_lengths": 64}]},
+         "data.mixture[0].sample_lengths=64: expected lengths from 1"),
     ],
 )  # fmt: skip
 def test_what_would_stop_the_reading_is_reported(values, message):

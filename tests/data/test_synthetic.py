@@ -137,7 +137,7 @@ def test_rows_predict_the_sample_or_its_answer_alone(task, answer_only, packing)
         task, context_length=600, samples=12, validation_samples=3, answer_only=answer_only, packing=packing, seed=5
     )
     for index in range(3):
-        row, made = corpus.validation[index], corpus.validation.sample(index)
+        row, (made,) = corpus.validation[index], corpus.validation.samples(index)
         labels = row["labels"].tolist()
         predicted = [label for label in labels if label != IGNORE_INDEX]
         expected = made.ids[made.answer_start :].tolist() if answer_only else [*made.ids.tolist(), BYTES.eos_id]
@@ -148,11 +148,48 @@ def test_rows_predict_the_sample_or_its_answer_alone(task, answer_only, packing)
         assert sum(row.get("lengths", [600])) == 600
     labels = np.concatenate([corpus.validation[index]["labels"] for index in range(2)])
     assert corpus.content("validation", 2) == BYTES.decode(labels[labels != IGNORE_INDEX])
-    train = {corpus.train.sample(index).answer for index in range(12)}
-    assert not train & {corpus.validation.sample(index).answer for index in range(3)}
+    train = {corpus.train.samples(index)[0].answer for index in range(12)}
+    assert not train & {corpus.validation.samples(index)[0].answer for index in range(3)}
     padded = corpus.validation.padded_to_multiple(4)
     assert len(padded) == 4
     assert (padded[3]["labels"] == IGNORE_INDEX).all()
+
+
+@pytest.mark.parametrize("packing", ["concat", "isolate"])
+def test_rows_hold_samples_of_several_lengths(packing):
+    lengths = [200, 600, 90]
+    corpus = build_corpus(
+        "copy", context_length=600, samples=6, validation_samples=2, answer_only=True, packing=packing,
+        sample_lengths=lengths,
+    )  # fmt: skip
+    seen = []
+    for rows, first in ((corpus.validation, 0), (corpus.train, 2)):
+        for index in range(len(rows)):
+            length = lengths[(first + index) % 3]
+            made, row = rows.samples(index), rows[index]
+            assert len(made) == 600 // length
+            assert all(length - 16 < len(sample.ids) + 1 <= length for sample in made)
+            labels = row["labels"][row["labels"] != IGNORE_INDEX]
+            assert BYTES.decode(labels.numpy()) == "".join(sample.answer for sample in made).encode()
+            text = row["input_ids"].tolist()
+            assert text.count(BYTES.eos_id) == len(made)
+            starts = [0, *np.cumsum(row.get("lengths", [600]))[:-1]]
+            for start, sample in zip(starts, made, strict=False):
+                assert text[start : start + 1 + len(sample.ids)] == [BYTES.eos_id, *sample.ids.tolist()]
+            assert sum(row.get("lengths", [600])) == 600
+            seen += [sample.answer for sample in made]
+    assert len(set(seen)) == len(seen)
+    whole, other = (build_corpus("copy", context_length=600, samples=6, sample_lengths=n) for n in (None, [600]))
+    assert whole.train[3]["input_ids"].equal(other.train[3]["input_ids"])
+    assert whole.fingerprint != other.fingerprint
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [601], [200, -1]])
+def test_lengths_that_a_row_cannot_hold_are_refused(lengths):
+    with pytest.raises(ValueError, match=r"sample_lengths=.*expected lengths from 1 to context_length=600"):
+        build_corpus("copy", context_length=600, sample_lengths=lengths)
+    with pytest.raises(ValueError, match="length=29 is too short"):
+        build_corpus("passkey", context_length=600, sample_lengths=[600, 30])
 
 
 def test_samples_are_pinned():
