@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import isnan
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from longnet.attention import DilationPattern
 from longnet.data import Sample, Tokenizer, build_sample
@@ -204,8 +206,12 @@ def score_samples(
         cache = LongNetCache(model.config)
         piece = max(1, batch_tokens // len(batch))
         hidden = read(model.model, torch.from_numpy(prompts).to(model.device), cache, keep=1, piece=piece)
-        for row, index in enumerate(batch):
-            scores[index] = _score(model, hidden[row : row + 1], cache.branch([row]), answers, index)
+        judged = [_judge(model, hidden[row : row + 1], cache.branch([row]), answers, i) for row, i in enumerate(batch)]
+        generated = _generates(model, hidden, cache, [answers[index][:GENERATED] for index in batch])
+        # Only here the host waits for the device.
+        for index, (loss, right, margin), same in zip(batch, torch.stack(judged).tolist(), generated, strict=True):
+            preferred = None if isnan(margin) else margin > 0
+            scores[index] = Score(loss, len(answers[index]), int(right), preferred, same)
         advance(prompts.size)
     return [scores[index] for index in range(len(samples))]
 
@@ -220,44 +226,48 @@ def _batches(samples: Sequence[Sample], batch_tokens: int) -> Iterator[list[int]
             yield members[begin : begin + at_once]
 
 
-def _score(
+def _judge(
     model: LongNetForCausalLM, hidden: Tensor, cache: LongNetCache, answers: Sequence[np.ndarray], index: int
-) -> Score:
-    """Scores an answer whose prompt was read: ``hidden`` (1, 1, C) is the state behind it."""
+) -> Tensor:
+    """The loss of an answer, its tokens that were the likeliest, and by how much a token the best rival is worse.
+
+    ``hidden`` (1, 1, C) is the state behind the prompt. The last is NaN where answers are too long to be compared.
+    """
     answer = answers[index]
     rivals = [other for other in answers if len(other) <= GENERATED and not np.array_equal(other, answer)][:RIVALS]
     compare = len(answer) <= GENERATED and bool(rivals)
     candidates = [answer, *(rivals if compare else [])]
-    width = max(map(len, candidates))
-    # What follows a shorter answer is read but not counted.
-    ids = torch.zeros(len(candidates), width, dtype=torch.int64)
-    inside = torch.zeros(len(candidates), width)
-    for row, candidate in enumerate(candidates):
-        ids[row, : len(candidate)] = torch.from_numpy(candidate)
-        inside[row, : len(candidate)] = 1
-    ids, inside = ids.to(model.device), inside.to(model.device)
+    ids, inside = (made.to(model.device) for made in _padded(candidates))
     branched = cache.branch([0] * len(candidates))
     states = hidden.expand(len(candidates), 1, -1)
-    if width > 1:
+    if ids.shape[1] > 1:
         states = torch.cat((states, model.model(ids[:, :-1], past_key_values=branched)), 1)
     losses, likeliest = token_losses(model, states, ids)
     # Means over the tokens: otherwise the shorter answer would win.
     means = (losses * inside).sum(1) / inside.sum(1)
-    return Score(
-        losses=float(means[0]) * len(answer),
-        tokens=len(answer),
-        right=int(likeliest[0, : len(answer)].sum()),
-        preferred=bool(means[0] < means[1:].min()) if compare else None,
-        generated=_generates(model, hidden, cache, ids[0, : min(len(answer), GENERATED)]),
-    )
+    margin = means[1:].min() - means[0] if compare else torch.full_like(means[0], torch.nan)
+    right = likeliest[0, : len(answer)].sum()
+    return torch.stack((means[0] * len(answer), right.to(means.dtype), margin))
 
 
-def _generates(model: LongNetForCausalLM, hidden: Tensor, cache: LongNetCache, answer: Tensor) -> bool:
-    """Whether taking the likeliest token, again and again, gives the answer."""
-    for number, wanted in enumerate(answer):
-        token = model.lm_head(hidden[:, -1]).float().argmax(-1, keepdim=True)
-        if int(token) != int(wanted):
-            return False
-        if number + 1 < len(answer):
-            hidden = model.model(token, past_key_values=cache)
-    return True
+def _generates(
+    model: LongNetForCausalLM, hidden: Tensor, cache: LongNetCache, answers: Sequence[np.ndarray]
+) -> list[bool]:
+    """For each row, whether taking the likeliest token, again and again, gives its answer."""
+    ids, inside = (made.to(model.device) for made in _padded(answers))
+    same = torch.ones(len(answers), dtype=torch.bool, device=model.device)
+    for place in range(ids.shape[1]):
+        token = model.lm_head(hidden[:, -1]).float().argmax(-1)
+        same &= (token == ids[:, place]) | ~inside[:, place]
+        if place + 1 == ids.shape[1] or not same.any():
+            break
+        hidden = model.model(token[:, None], past_key_values=cache)
+    found: list[bool] = same.tolist()
+    return found
+
+
+def _padded(answers: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+    """Answers as rows of one length, and which places are theirs. What follows a shorter one is not counted."""
+    rows = [torch.from_numpy(answer) for answer in answers]
+    inside = [torch.ones_like(row, dtype=torch.bool) for row in rows]
+    return pad_sequence(rows, batch_first=True), pad_sequence(inside, batch_first=True)
