@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -69,9 +70,11 @@ def segments(length: int) -> Attend:
     return attend
 
 
-def dilated(pattern: DilationPattern, backend: str) -> Attend:
+def dilated(pattern: DilationPattern, backend: str, borders: list[int] | None = None) -> Attend:
+    cu_seqlens = None if borders is None else torch.tensor(borders)
+
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = dilated_attention(q, k, v, pattern, backend=backend)
+        out = dilated_attention(q, k, v, pattern, backend=backend, cu_seqlens=cu_seqlens)
         assert isinstance(out, Tensor)
         return out
 
@@ -187,6 +190,10 @@ def run(options: argparse.Namespace, console: Console) -> list[Measurement]:
                     contenders[f"dilated {backend}"] = (dilated(patterns["all"], backend), flops)
             flops = patterns["grouped"].flops(seq_len, *shape)
             contenders["grouped"] = (dilated(patterns["grouped"], "auto"), flops)
+            for length in options.documents:
+                borders = [*range(0, seq_len, length), seq_len]
+                flops = sum(patterns["all"].flops(end - begin, *shape) for begin, end in pairwise(borders))
+                contenders[f"documents of {length}"] = (dilated(patterns["all"], "auto", borders), flops)
             ring = RingDilatedAttention(pattern.segment_lengths, pattern.dilation_rates, ring_size=1)
             contenders["ring of one"] = (partial(ring, is_causal=True), patterns["all"].flops(seq_len, *shape))
             contenders = {name: entry for name, entry in contenders.items() if name not in left_out}
@@ -267,6 +274,7 @@ def main() -> None:
     parser.add_argument("--base", type=int, default=2048 if gpu else 512, help="w/r: segment length of the first level")
     parser.add_argument("--ratio", type=int, default=2, help="growth of w and r from level to level")
     parser.add_argument("--levels", type=int, default=5)
+    parser.add_argument("--documents", type=int, nargs="*", default=[], help="packed ones of these lengths as well")
     parser.add_argument("--pattern", help="a named pattern, such as paper, in the place of the geometric one")
     parser.add_argument("--device", default="cuda" if gpu else "cpu")
     parser.add_argument("--dtype", default="bfloat16" if gpu else "float32")

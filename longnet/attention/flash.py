@@ -10,8 +10,10 @@ All tensors are (B, L, H, D) with any strides over B, L and H; LSE is (B, L, H).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 import torch
@@ -255,6 +257,88 @@ class Math:
             dq[:, rows] = torch.einsum("blkgm,bmkd->blkgd", dscores, k).flatten(2, 3)
             dk += torch.einsum("blkgm,blkgd->bmkd", dscores, q_rows)
             dv += torch.einsum("blkgm,blkgd->bmkd", dropped.unflatten(2, (kv_heads, -1)), grad_rows)
+        return dq, dk, dv
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Sequences one behind the other: their borders, on the host and on the device, and the longest one's length."""
+
+    borders: tuple[int, ...]
+    on_device: Tensor
+    longest: int
+
+    @classmethod
+    def of(cls, lengths: Iterable[int], device: torch.device) -> Sequences:
+        borders = tuple(accumulate(map(int, lengths), initial=0))
+        on_device = torch.tensor(borders, dtype=torch.int32).to(device)
+        return cls(borders, on_device, max(b - a for a, b in pairwise(borders)))
+
+    def parts(self, at_most: int) -> Iterator[tuple[slice, Sequences]]:
+        """The same in parts of at most so many sequences, each with the rows it takes."""
+        count = len(self.borders) - 1
+        if count <= at_most:
+            yield slice(None), self
+            return
+        for begin in range(0, count, at_most):
+            some = self.borders[begin : begin + at_most + 1]
+            own, on_device = (border - some[0] for border in some), self.on_device[begin : begin + len(some)] - some[0]
+            yield slice(some[0], some[-1]), Sequences(tuple(own), on_device, self.longest)
+
+
+class VarlenKernel(Protocol):
+    """As a FlashKernel, over sequences in a row: q (R, H, D), k and v (R, Hkv, D), LSE (R, H)."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, sequences: Sequences,
+        causal: bool, scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
+
+
+class VarlenFlash:
+    """FlashAttention over sequences of different lengths; serves what ``CudaFlash`` does.
+
+    Args:
+        window: how many of the latest positions a query sees, its own included; None sees all.
+    """
+
+    # A launch's grid holds 65,535, and backward pads each to a block of rows.
+    most_sequences = 16384
+
+    def __init__(self, window: int | None = None) -> None:
+        self._window = {} if window is None else {"window_size_left": window - 1, "window_size_right": 0}
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        outs, lses = [], []
+        for rows, part in sequences.parts(self.most_sequences):
+            out, lse, *_ = aten._flash_attention_forward(
+                q[rows], k[rows], v[rows], part.on_device, part.on_device, part.longest, part.longest, 0.0, causal,
+                False, scale=scale, **self._window,
+            )  # fmt: skip
+            outs.append(out)
+            lses.append(lse.T)
+        return (outs[0], lses[0]) if len(outs) == 1 else (torch.cat(outs), torch.cat(lses))
+
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, sequences: Sequences,
+        causal: bool, scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        no_dropout, parts = _no_dropout(q.device), []
+        for rows, part in sequences.parts(self.most_sequences):
+            parts.append(
+                aten._flash_attention_backward(
+                    *(x[rows] for x in (grad, q, k, v, out)), lse[rows].T.contiguous(), part.on_device, part.on_device,
+                    part.longest, part.longest, 0.0, causal, no_dropout, no_dropout, scale=scale,
+                    **self._window,
+                )
+            )  # fmt: skip
+        dq, dk, dv = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
         return dq, dk, dv
 
 

@@ -15,10 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import fused
+from . import fused, packed
 from .flash import FlashKernel, Math, choose_kernel
 from .pattern import DilationPattern
 from .tiles import causal_parts, tiles
+
+# Mean length of packed documents from which on each is computed by itself.
+LONG_DOCUMENT = 12288
 
 
 def attend_by_levels(
@@ -75,7 +78,9 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """The op itself, for those that hold a pattern and do their own differentiation."""
     if dropout_p == 0.0 and fused.unsupported(q) is None:
-        return fused.forward(q, k, v, pattern, causal, scale, _borders(q, cu_seqlens))
+        borders = _borders(q, cu_seqlens)
+        way = packed if _many_documents(borders) else fused
+        return way.forward(q, k, v, pattern, causal, scale, borders)
     dtype = torch.promote_types(q.dtype, torch.float32)
     if _covers_everything(pattern):
         out = torch.empty(q.shape, dtype=dtype, device=q.device)
@@ -136,7 +141,9 @@ def backward(
     """The gradients of the edges of ``pattern``, where (out, LSE) may have been merged with those of others."""
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     if dropout_p == 0.0 and fused.unsupported(q) is None:
-        return fused.backward(grad, q, k, v, out, lse, pattern, causal, scale, _borders(q, cu_seqlens))
+        borders = _borders(q, cu_seqlens)
+        way = packed if _many_documents(borders) else fused
+        return way.backward(grad, q, k, v, out, lse, pattern, causal, scale, borders)
     dtype = torch.promote_types(q.dtype, torch.float32)
     complete = _covers_everything(pattern)
     allocate = torch.empty if complete else torch.zeros
@@ -248,6 +255,11 @@ def _covers_everything(pattern: DilationPattern) -> bool:
 
 def _borders(q: Tensor, cu_seqlens: Tensor | None) -> list[int]:
     return [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
+
+
+def _many_documents(borders: list[int]) -> bool:
+    """Whether gathering rows costs less than a set of kernel calls for each document."""
+    return len(borders) > 2 and borders[-1] < LONG_DOCUMENT * (len(borders) - 1)
 
 
 def _causal_calls(

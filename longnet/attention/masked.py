@@ -1,13 +1,15 @@
 """Attention through a block mask: sliding windows and block-sparse patterns.
 
-What is seen is said once, as a FlexAttention ``mask_mod``. On a GPU FlexAttention compiles it; it has no backward pass
-on a CPU, where the same blocks go through SDPA one row of blocks at a time.
+What is seen is said once, as a FlexAttention ``mask_mod``. On a GPU FlexAttention compiles it, and FlashAttention takes
+the windows that it serves. On a CPU FlexAttention has no backward pass: there the same blocks go through SDPA, a row of
+blocks at a time.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Protocol
@@ -16,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
+
+from .window import flash_serves, window_attention
 
 BLOCK = 128
 
@@ -50,8 +54,7 @@ class MaskedAttention(nn.Module):
         # FlexAttention has another kernel for less than a block, which refuses masks made by hand.
         if q.is_cuda and q.shape[1] >= BLOCK:
             mask = _flex_mask(self.mask, q.shape[1], q.device)
-            heads_first = (x.transpose(1, 2) for x in (q, k, v))
-            return _compiled_flex()(*heads_first, block_mask=mask, enable_gqa=True).transpose(1, 2)
+            return _flex(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask).transpose(1, 2)
         parts = []
         for row, columns in enumerate(_block_map(self.mask, q.shape[1], q.device)[0].tolist()):
             rows = slice(row * BLOCK, min((row + 1) * BLOCK, q.shape[1]))
@@ -90,6 +93,12 @@ class SlidingWindow(MaskedAttention):
 
     def __init__(self, window: int) -> None:
         super().__init__(WindowMask(_at_least_one("window", window)))
+        self.window = window
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+        if flash_serves(q):
+            return window_attention(q, k, v, self.window, cu_seqlens)
+        return super().forward(q, k, v, cu_seqlens)
 
 
 @dataclass(frozen=True)
@@ -183,6 +192,13 @@ def _runs(columns: list[bool], seq_len: int) -> list[tuple[int, int]]:
         else:
             runs.append((begin, end))
     return runs
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> Tensor:
+    # Uncompiled it would form all N^2 scores, so it is compiled even where the model's code is not to be.
+    stance = nullcontext() if torch.compiler.is_compiling() else torch.compiler.set_stance("default")
+    with stance:
+        return _compiled_flex()(q, k, v, block_mask=mask, enable_gqa=True)
 
 
 @cache

@@ -22,6 +22,9 @@ SCHEMAS = {
     "_scaled_dot_product_flash_attention_backward":
         "grad_out query key value out logsumexp cum_seq_q cum_seq_k max_q max_k dropout_p is_causal philox_seed "
         "philox_offset scale",
+    "_flash_attention_backward":
+        "grad_out query key value out logsumexp cum_seq_q cum_seq_k max_q max_k dropout_p is_causal rng_state unused "
+        "scale window_size_left window_size_right",
     "_scaled_dot_product_efficient_attention":
         "query key value attn_bias compute_log_sumexp dropout_p is_causal scale",
     "_scaled_dot_product_efficient_attention_backward":
@@ -34,6 +37,13 @@ SCHEMAS = {
 def test_private_signatures(name: str) -> None:
     schema = getattr(torch.ops.aten, name).default._schema
     assert " ".join(argument.name for argument in schema.arguments) == SCHEMAS[name]
+
+
+def test_private_signature_that_only_grows_at_its_end() -> None:
+    schema = torch.ops.aten._flash_attention_forward.default._schema
+    wanted = "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask scale "
+    wanted += "window_size_left window_size_right"
+    assert " ".join(argument.name for argument in schema.arguments).startswith(wanted)
 
 
 CPU_KERNELS = [(kernel, "cpu", torch.float64) for kernel in KERNELS if kernel.name in ("cpu flash", "math")]

@@ -1,0 +1,120 @@
+"""Levels over packed documents: one kernel call a level, however many documents there are.
+
+Documents of a row begin anywhere, so their rows are no affine views. The rows of a level are gathered instead, head by
+head and segment by segment, into one long row of sequences for the varlen kernel; what comes back is folded onto the
+rows it belongs to. Where they lie is worked out once for all layers of a step.
+
+N positions of all documents, R rows of a level over all heads, H heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .flash import Sequences, VarlenFlash, VarlenKernel
+from .pattern import DilationPattern
+
+
+class LevelRows(NamedTuple):
+    """Where a level's rows lie in (N * H, D), and their keys in (N * Hkv, D); None where it is all of them in order."""
+
+    sequences: Sequences
+    queries: Tensor | None
+    keys: Tensor | None
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, pattern: DilationPattern, causal: bool, scale: float, borders: list[int],
+    kernel: VarlenKernel | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    kernel = kernel or VarlenFlash()
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    out = torch.zeros(q[0].shape, dtype=dtype, device=q.device).flatten(0, 1)
+    lse = torch.full((len(out),), -torch.inf, dtype=dtype, device=q.device)
+    for rows in _levels(pattern, tuple(borders), q, k):
+        queries, keys, values = _take(q, rows.queries), _take(k, rows.keys), _take(v, rows.keys)
+        level_out, level_lse = kernel.forward(queries, keys, values, rows.sequences, causal, scale)
+        level_out, level_lse = level_out.flatten(0, 1).to(dtype), level_lse.flatten()
+        places = slice(None) if rows.queries is None else rows.queries
+        known_lse = lse[places]
+        # Where nothing is known yet its LSE is -inf, and the level's share is 1.
+        out[places] = out[places].lerp(level_out, torch.sigmoid(level_lse - known_lse).unsqueeze(-1))
+        lse[places] = torch.logaddexp(known_lse, level_lse)
+    return out.to(q.dtype).view(q.shape), lse.view(q.shape[:-1])
+
+
+def backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    pattern: DilationPattern, causal: bool, scale: float, borders: list[int], kernel: VarlenKernel | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    kernel = kernel or VarlenFlash()
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    totals = [torch.zeros(x[0].shape, dtype=dtype, device=x.device).flatten(0, 1) for x in (q, k, v)]
+    for rows in _levels(pattern, tuple(borders), q, k):
+        places = (rows.queries, rows.keys, rows.keys)
+        taken = [_take(x, rows.queries) for x in (grad, q, out, lse.unsqueeze(-1))]
+        grad_rows, q_rows, out_rows, lse_rows = taken
+        k_rows, v_rows = _take(k, rows.keys), _take(v, rows.keys)
+        parts = kernel.backward(
+            grad_rows, q_rows, k_rows, v_rows, out_rows, lse_rows.squeeze(-1), rows.sequences, causal, scale
+        )
+        for total, place, part in zip(totals, places, parts, strict=True):
+            if place is None:
+                total += part.flatten(0, 1)
+            else:
+                total.index_add_(0, place, part.flatten(0, 1).to(dtype))
+    dq, dk, dv = (total.to(x.dtype).view(x.shape) for total, x in zip(totals, (q, k, v), strict=True))
+    return dq, dk, dv
+
+
+def _take(x: Tensor, places: Tensor | None) -> Tensor:
+    """Of (1, N, H, D), or of anything shaped like it, all as (N, H, D), or some rows as of one head: (R, 1, D)."""
+    return x[0] if places is None else x[0].reshape(-1, x.shape[-1]).index_select(0, places).unsqueeze(1)
+
+
+def _levels(pattern: DilationPattern, borders: tuple[int, ...], q: Tensor, k: Tensor) -> Iterator[LevelRows]:
+    for level in range(len(pattern.levels)):
+        rows = level_rows(pattern, level, borders, q.shape[2], k.shape[2], q.device)
+        if rows is not None:
+            yield rows
+
+
+# As many as the levels of a pattern or two: a step's documents are not seen again.
+@lru_cache(maxsize=48)
+def level_rows(
+    pattern: DilationPattern, level: int, borders: tuple[int, ...], num_heads: int, num_kv_heads: int,
+    device: torch.device,
+) -> LevelRows | None:  # fmt: skip
+    """Where the rows of a level lie; None where no head has any."""
+    length, rate = pattern.levels[level]
+    starts, sizes = np.array(borders[:-1]), np.diff(borders)
+    moved = np.arange(borders[-1]) - np.repeat(starts, sizes) + pattern.shift
+    # Segments numbered through all documents: a new one begins where a document or a segment does.
+    begins = moved % length == 0
+    begins[starts[sizes > 0]] = True
+    segment, phase = np.cumsum(begins) - 1, moved % length % rate
+
+    def counts(rows: np.ndarray) -> np.ndarray:
+        found = np.bincount(segment[rows])
+        return found[found > 0]
+
+    if rate == 1 and pattern.heads == "all":
+        return LevelRows(Sequences.of(counts(np.arange(borders[-1])), device), None, None)
+    phases = [(head, pattern.phase(level, head, num_heads)) for head in range(num_heads)]
+    of_phase = {number: np.flatnonzero(phase == number) for _, number in phases if number is not None}
+    used = [(head, number) for head, number in phases if number is not None and of_phase[number].size]
+    if not used:
+        return None
+    sizes_of = {number: counts(rows) for number, rows in of_phase.items()}
+    sequences = Sequences.of(np.concatenate([sizes_of[number] for _, number in used]), device)
+    on_device = {number: torch.from_numpy(rows).to(device) for number, rows in of_phase.items()}
+    group = num_heads // num_kv_heads
+    queries = torch.cat([on_device[number] * num_heads + head for head, number in used])
+    keys = torch.cat([on_device[number] * num_kv_heads + head // group for head, number in used])
+    return LevelRows(sequences, queries, keys)
