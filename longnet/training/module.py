@@ -87,6 +87,8 @@ class LongNetModule(LightningModule):
         )
         # Sums over all processes, saved with the weights: a resumed run logs what an unbroken one would.
         self.register_buffer("tokens_seen", torch.zeros((), dtype=torch.int64))
+        # All that this process has computed in this session, with what has no label.
+        self.positions_computed = 0
         self.register_buffer("gradient_norm", torch.zeros(()))
         self.register_buffer("window_nll", torch.zeros(()))
         self.register_buffer("window_tokens", torch.zeros((), dtype=torch.int64))
@@ -127,6 +129,7 @@ class LongNetModule(LightningModule):
         self.window_nll += nll.where(self._sound, 0)
         self.window_tokens += tokens.where(self._sound, 0)
         self.tokens_seen += tokens
+        self.positions_computed += batch["labels"].numel()
 
     def settle(self) -> None:
         """Waits for the last step, if that was not done yet, and has it judged; all processes do so at the same time.

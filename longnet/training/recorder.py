@@ -48,7 +48,7 @@ class Recorder(StepCallback):
         self.listeners = listeners
         self._clock = clock
         self._data = data
-        self._lap_tokens = 0
+        self._lap_positions = 0
         self._logged: int | None = None
         self._matmul_rate = math.inf
 
@@ -66,7 +66,7 @@ class Recorder(StepCallback):
                 logger.rewind(trainer.global_step if self._logged is None else self._logged)
         reset_peak_memory(pl_module.device)
         self._matmul_rate = measure_matmul_rate(pl_module.device, self.matmul_dtype)
-        self._lap_tokens = int(pl_module.tokens_seen)
+        self._lap_positions = pl_module.positions_computed
         self._clock.start()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -94,10 +94,10 @@ class Recorder(StepCallback):
 
     def _training_row(self, trainer: Trainer, module: LongNetModule) -> dict[str, float]:
         module.settle()
-        tokens = int(module.tokens_seen)
         seconds = max(self._clock.lap(module.device), 1e-9)
-        rate = (tokens - self._lap_tokens) / seconds
-        self._lap_tokens = tokens
+        # Not only those with a label: the others cost as much.
+        rate = (module.positions_computed - self._lap_positions) * trainer.world_size / seconds
+        self._lap_positions = module.positions_computed
         data = {}
         if self._data is not None:
             rows = {f"rows/{part}": count for part, count in self._data.part_rows(trainer.global_step).items()}

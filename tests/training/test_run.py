@@ -272,6 +272,16 @@ def test_a_mixture_logs_the_rows_of_each_part(make_job):
     assert all(abs(text - 0.7 * sum((text, task))) <= 3 for text, task in counts)
 
 
+def test_speed_counts_what_is_computed_and_not_what_has_a_label(make_job):
+    job = make_job(data__source="copy", data__answer_only=True, data__samples=20, data__path=None, trainer__val_every=6)
+    train(job)
+    rows = read_metrics(run_path(job) / "metrics.csv")
+    for before, row in zip(rows, rows[1:], strict=False):
+        seconds = row["seconds"] - before["seconds"]
+        assert row["tokens_per_second"] * seconds == pytest.approx(2 * 64, rel=1e-6)
+    assert rows[-1]["tokens"] < 6 * 2 * 64 * 0.6
+
+
 def test_a_store_trains_like_the_text_it_was_made_of(make_job, tmp_path):
     text = make_job(run__name="text", data__packing="isolate")
     train(text)
