@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from longnet.data import ByteTokenizer, build_sample
+from longnet.data import ByteTokenizer, Sample, build_sample
 from longnet.evaluation import retrieval
 from longnet.evaluation.retrieval import awkward_places, placement_sweep, retrieval_grid, score_samples
 from longnet.model import LongNetForCausalLM
@@ -80,15 +80,20 @@ def test_what_is_generated_is_told_from_what_is_not():
     assert (score.generated, score.right) == (False, 5)
 
 
-def test_generation_is_transformers_own(model, monkeypatch):
-    """A sample whose answer is what the model says by itself is generated; with its last token changed it is not."""
-    made = samples(count=1)[0]
-    prompt = torch.from_numpy(np.concatenate([[1], made.prompt]).astype(np.int64))[None]
-    said = model.generate(prompt, max_new_tokens=5, min_new_tokens=5)[0, prompt.shape[1] :].numpy()
-    for answer, expected in ((said, True), (np.append(said[:-1], (said[-1] + 1) % 384), False)):
-        sample = type(made)(np.concatenate([made.prompt, answer]), made.answer_start, "", 0.5)
-        (score,) = score_samples(model, BYTES, [sample], batch_tokens=100)
-        assert score.generated is expected
+def test_generation_is_transformers_own(model):
+    """Answers are generated if the model says them by itself, not with another last token, whatever the others are."""
+    draw, made, said_first = np.random.default_rng(0), [], set()
+    lengths, wanted = (6, 1, 3, 6, 2), [True, True, False, False, True]
+    for length, right in zip(lengths, wanted, strict=True):
+        prompt = draw.integers(3, 384, 40)
+        ids = torch.from_numpy(np.concatenate([[1], prompt]))[None]
+        said = model.generate(ids, max_new_tokens=length, min_new_tokens=length)[0, ids.shape[1] :].numpy()
+        said_first.add(int(said[0]))
+        said[-1] = said[-1] if right else (said[-1] + 1) % 384
+        made.append(Sample(np.concatenate([prompt, said]), len(prompt), "", 0.5))
+    assert len(said_first) == len(made)
+    for batch_tokens in (41, 1000):
+        assert [score.generated for score in score_samples(model, BYTES, made, batch_tokens=batch_tokens)] == wanted
 
 
 def test_the_grid_has_a_row_a_cell(model):

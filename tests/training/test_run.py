@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -276,7 +277,7 @@ def test_speed_counts_what_is_computed_and_not_what_has_a_label(make_job):
     job = make_job(data__source="copy", data__answer_only=True, data__samples=20, data__path=None, trainer__val_every=6)
     train(job)
     rows = read_metrics(run_path(job) / "metrics.csv")
-    for before, row in zip(rows, rows[1:], strict=False):
+    for before, row in pairwise(rows):
         seconds = row["seconds"] - before["seconds"]
         assert row["tokens_per_second"] * seconds == pytest.approx(2 * 64, rel=1e-6)
     assert rows[-1]["tokens"] < 6 * 2 * 64 * 0.6
