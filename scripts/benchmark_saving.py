@@ -19,12 +19,12 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
-from hydra import compose, initialize_config_dir
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from longnet.config import load
+from longnet.config.arguments import script
+from longnet.config.cli import compose_job
 from longnet.config.schema import JobConfig
 from longnet.training.module import LongNetModule
 from longnet.training.run import train
@@ -34,11 +34,12 @@ CONF = Path(__file__).parents[1] / "conf"
 WAYS: dict[str, dict[str, Any]] = {"none": {}, "asynchronous": {"save_async": True}, "plain": {"save_async": False}}
 
 
-def main() -> None:
-    arguments, overrides = parse_arguments()
+@script
+def main(words: list[str]) -> None:
+    """Runs the command."""
+    arguments, overrides = parse_arguments(words)
     every, saves = arguments.save_every, arguments.saves
-    with initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
-        job = load(compose("train", overrides=[*overrides, "callbacks=quiet", "run.name=benchmark"]))
+    job = compose_job(CONF, [*overrides, "callbacks=quiet", "run.name=benchmark"])
     job.trainer.max_steps = every * (saves + 1)
     job.trainer.val_every = 10 * job.trainer.max_steps
     rounds: dict[str, list[list[float]]] = {way: [] for way in WAYS}
@@ -89,13 +90,13 @@ def show(rounds: dict[str, list[list[float]]], saves: int, every: int) -> None:
     )
 
 
-def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
+def parse_arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--save-every", type=int, default=50, help="steps from save to save")
     parser.add_argument("--saves", type=int, default=3, help="of one job")
     parser.add_argument("--rounds", type=int, default=3, help="jobs of each way")
     parser.add_argument("--folder", help="where the checkpoints go for the while; on the disk that is to be measured")
-    return parser.parse_known_args()
+    return parser.parse_known_args(words)
 
 
 if __name__ == "__main__":

@@ -25,13 +25,13 @@ from statistics import median
 from typing import Any, Literal
 
 import torch
-from hydra import compose, initialize_config_dir
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from longnet.attention import DilationPattern, dilated_attention
-from longnet.config import load
+from longnet.config.arguments import script
+from longnet.config.cli import compose_job
 from longnet.config.machine import Machine
 from longnet.model import LongNetConfig, LongNetForCausalLM
 from longnet.parallel import FORMS
@@ -84,8 +84,7 @@ def decoder_config(options: argparse.Namespace, context: int) -> LongNetConfig:
     """The model that is named, or one layer of the given heads that stands for its attention alone."""
     if options.model:
         keys = [f"model={options.model}", f"data.context_length={context}", "run.name=benchmark"]
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            job = load(compose("train", [*keys, *options.keys]), Machine(gpus=1))
+        job = compose_job(CONF, [*keys, *options.keys], Machine(gpus=1))
         return new_config(job, job.model.vocab_size or options.vocab_size)
     pattern = DilationPattern.geometric(context, options.base)
     return LongNetConfig(
@@ -229,7 +228,9 @@ def memory_plan(text: str) -> MemoryPlan:
     return MemoryPlan(kind, 1, int(tile) if tile else None)  # type: ignore[arg-type]
 
 
-def main() -> None:
+@script
+def main(words: list[str]) -> None:
+    """Runs the command."""
     gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     length = parser.add_mutually_exclusive_group()
@@ -251,7 +252,7 @@ def main() -> None:
     parser.add_argument("--node-link", type=float, default=450.0, help="GB/s into a rank from its node (NVLink 4)")
     parser.add_argument("--link", type=float, default=50.0, help="GB/s into a rank from elsewhere (400 Gbit/s)")
     parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     torch.set_float32_matmul_precision("high")
 
     device = torch.device(options.device)

@@ -24,14 +24,14 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from hydra import compose, initialize_config_dir
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from longnet.config import load
+from longnet.config.arguments import script
+from longnet.config.cli import compose_job
 from longnet.config.schema import JobConfig
 from longnet.model import LongNetForCausalLM
 from longnet.training import activation_checkpointing
@@ -73,12 +73,6 @@ class Contender:
     model: PreTrainedModel
     loss: Callable[[Tensor, Tensor], Tensor]
     flops_per_token: float
-
-
-def compose_job(model: str, attention: str, seq_len: int) -> JobConfig:
-    with initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
-        overrides = [f"model={model}", f"attention={attention}", f"data.context_length={seq_len}", "run.name=benchmark"]
-        return load(compose("train", overrides=overrides))
 
 
 def build_longnet(
@@ -134,7 +128,9 @@ def build_llama(job: JobConfig, vocab_size: int, checkpointing: str, device: tor
 
 def build(options: argparse.Namespace, spec: str, seq_len: int, device: torch.device) -> Contender:
     name, checkpointing, tile = [*spec.split("/"), None, None][:3]
-    job = compose_job(options.model, "dense" if name == "dense" else options.attention, seq_len)
+    attention = "dense" if name == "dense" else options.attention
+    words = [f"model={options.model}", f"attention={attention}", f"data.context_length={seq_len}"]
+    job = compose_job(CONF, [*words, "run.name=benchmark"])
     vocab_size = job.model.vocab_size or options.vocab_size
     if name == "llama":
         return build_llama(job, vocab_size, checkpointing or "none", device)
@@ -324,7 +320,9 @@ def draw(results: list[Measurement], target: Path) -> None:
     figure.savefig(target, dpi=130)
 
 
-def main() -> None:
+@script
+def main(words: list[str]) -> None:
+    """Runs the command."""
     gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="125m" if gpu else "tiny", help="of conf/model")
@@ -335,7 +333,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="steps of each; the median counts")
     parser.add_argument("--device", default="cuda" if gpu else "cpu")
     parser.add_argument("--output", type=Path, default=Path("runs/benchmark_training"))
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     torch.set_float32_matmul_precision("high")
     console = Console(width=max(120, Console().width))
     results = run(options, console)

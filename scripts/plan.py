@@ -20,14 +20,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from longnet.attention import DilationPattern
-from longnet.config import JobConfig, load
+from longnet.config import JobConfig
+from longnet.config.arguments import script
+from longnet.config.cli import compose_job
 from longnet.config.machine import Machine
 from longnet.data.tokenizer import ByteTokenizer
 from longnet.model import LongNetForCausalLM
@@ -64,13 +64,13 @@ GIB = 2**30
 KNOWN_GIB = {"h200": 139.8}
 
 
-def main() -> None:
-    arguments = parse_arguments()
+@script
+def main(words: list[str]) -> None:
+    """Runs the command."""
+    arguments = parse_arguments(words)
     elsewhere = arguments.device != "here"
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("train", arguments.overrides, return_hydra_config=True)
-        HydraConfig.instance().set_config(cfg)
-        job = load(cfg, Machine(gpus=8, multi_node_launcher=True) if elsewhere else None)
+    machine = Machine(gpus=8, multi_node_launcher=True) if elsewhere else None
+    job = compose_job(CONF, arguments.overrides, machine)
     placement = Placement("cuda", "bf16-mixed", True) if elsewhere else place(job.trainer)
     device = torch.device("cpu" if elsewhere else placement.accelerator)
     given = arguments.device_gib or KNOWN_GIB.get(arguments.device)
@@ -92,7 +92,7 @@ def main() -> None:
         show_patterns(console, whole)
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", help="keys of train.py, as key=value")
     parser.add_argument("--device", choices=["here", *KNOWN], default="here", help="whose rates and memory count")
@@ -104,7 +104,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--link-gbs", type=float, default=50.0, help="GB/s that a rank receives from others")
     parser.add_argument("--measure", action="store_true", help="train two steps by each plan that fits")
     parser.add_argument("--patterns", action="store_true", help="compare patterns for the context")
-    arguments = parser.parse_intermixed_args()
+    arguments = parser.parse_intermixed_args(words)
     if arguments.measure and arguments.device != "here":
         parser.error(f"--measure trains on this machine: expected no --device {arguments.device} with it")
     return arguments

@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,9 +17,10 @@ from hydra.errors import CompactHydraException
 
 from .errors import ConfigError, JobError
 from .loading import load
-from .machine import is_first_process
+from .machine import Machine, is_first_process
 from .naming import is_sweeping
 from .overrides import check_overrides, find_groups
+from .schema import JobConfig
 from .targets import check_targets
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -51,6 +52,19 @@ def check_command_line(conf: Path, config_name: str, about: str) -> None:
         problems += _problems_of([*sound, *([searched] if searched else [])], conf, config_name)
     if problems:
         report_and_exit(ConfigError(problems))
+
+
+def compose_job(conf: Path, overrides: Sequence[str], machine: Machine | None = None) -> JobConfig:
+    """The job that train.py would run by these words, for other commands.
+
+    Raises:
+        ConfigError: with everything that is wrong with them.
+    """
+    sound, problems = check_overrides(overrides, [conf])
+    if problems:
+        raise ConfigError([*problems, *_problems_of(sound, conf, "train", machine)])
+    with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
+        return _load("train", sound, machine)
 
 
 def reports_user_errors(task: Callable[..., Any]) -> Callable[..., Any]:
@@ -100,12 +114,16 @@ def wants_traceback() -> bool:
     return os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 
-def _problems_of(overrides: list[str], conf: Path, config_name: str) -> list[str]:
+def _load(config_name: str, overrides: list[str], machine: Machine | None) -> JobConfig:
+    cfg = compose(config_name, overrides, return_hydra_config=True)
+    HydraConfig.instance().set_config(cfg)
+    return load(cfg, machine)
+
+
+def _problems_of(overrides: list[str], conf: Path, config_name: str, machine: Machine | None = None) -> list[str]:
     with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
         try:
-            cfg = compose(config_name, overrides, return_hydra_config=True)
-            HydraConfig.instance().set_config(cfg)
-            load(cfg)
+            _load(config_name, overrides, machine)
         except ConfigError as error:
             return error.problems
         except CompactHydraException as error:

@@ -54,3 +54,14 @@ def test_this_machine_is_measured(plan):
     out = plan("data.context_length=256", "trainer.accelerator=cpu", "--measure", "--device-gib", "1")
     assert "time on this cpu" in out
     assert "peak" in out
+
+
+def test_everything_that_is_wrong_is_said_at_once_and_shortly(plan, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        plan("model=125", "trainer.max_stepz=3", "data.batch_size=0", "--device", "h200")
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("3 problems in the configuration:")
+    assert "model=125: no such file in conf/model" in said
+    assert "did you mean trainer.max_steps?" in said
+    assert "data.batch_size=0: expected at least 1" in said

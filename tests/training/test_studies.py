@@ -32,7 +32,8 @@ def no_hydra_of_others(monkeypatch):
 @pytest.mark.parametrize("context", [2048, 8192, 32768])
 def test_every_run_of_the_context_study_takes_the_same_tokens(context):
     made = job("experiment=context_study", f"data.context_length={context}", machine=Machine(gpus=1))
-    assert made.data.batch_size * made.data.context_length == made.trainer.tokens_per_step == 65536
+    rows = made.data.batch_size * made.trainer.accumulate
+    assert rows * made.data.context_length == made.trainer.tokens_per_step == 262144
     assert made.run.name == f"context_study-dilated-{context}"
     assert made.evaluation.every == made.trainer.max_steps
 
