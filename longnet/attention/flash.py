@@ -286,21 +286,8 @@ class Sequences:
             yield slice(some[0], some[-1]), Sequences(tuple(own), on_device, self.longest)
 
 
-class VarlenKernel(Protocol):
-    """As a FlashKernel, over sequences in a row: q (R, H, D), k and v (R, Hkv, D), LSE (R, H)."""
-
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor]: ...
-
-    def backward(
-        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, sequences: Sequences,
-        causal: bool, scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
-
-
 class VarlenFlash:
-    """FlashAttention over sequences of different lengths; serves what ``CudaFlash`` does.
+    """FlashAttention over sequences in a row: q (R, H, D), k and v (R, Hkv, D), LSE (R, H). Serves as ``CudaFlash``.
 
     Args:
         window: how many of the latest positions a query sees, its own included; None sees all.

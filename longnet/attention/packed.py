@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .flash import Sequences, VarlenFlash, VarlenKernel
+from .flash import Sequences, VarlenFlash
 from .pattern import DilationPattern
 
 
@@ -30,17 +30,19 @@ class LevelRows(NamedTuple):
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, pattern: DilationPattern, causal: bool, scale: float, borders: list[int],
-    kernel: VarlenKernel | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    kernel = kernel or VarlenFlash()
+    q: Tensor, k: Tensor, v: Tensor, pattern: DilationPattern, causal: bool, scale: float, borders: list[int]
+) -> tuple[Tensor, Tensor]:
+    kernel = VarlenFlash()
     dtype = torch.promote_types(q.dtype, torch.float32)
     out = torch.zeros(q[0].shape, dtype=dtype, device=q.device).flatten(0, 1)
     lse = torch.full((len(out),), -torch.inf, dtype=dtype, device=q.device)
-    for rows in _levels(pattern, tuple(borders), q, k):
+    for number, rows in enumerate(_levels(pattern, tuple(borders), q, k)):
         queries, keys, values = _take(q, rows.queries), _take(k, rows.keys), _take(v, rows.keys)
         level_out, level_lse = kernel.forward(queries, keys, values, rows.sequences, causal, scale)
         level_out, level_lse = level_out.flatten(0, 1).to(dtype), level_lse.flatten()
+        if rows.queries is None and number == 0:
+            out, lse = level_out, level_lse
+            continue
         places = slice(None) if rows.queries is None else rows.queries
         known_lse = lse[places]
         # Where nothing is known yet its LSE is -inf, and the level's share is 1.
@@ -51,15 +53,14 @@ def forward(
 
 def backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-    pattern: DilationPattern, causal: bool, scale: float, borders: list[int], kernel: VarlenKernel | None = None,
+    pattern: DilationPattern, causal: bool, scale: float, borders: list[int],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    kernel = kernel or VarlenFlash()
+    kernel = VarlenFlash()
     dtype = torch.promote_types(q.dtype, torch.float32)
     totals = [torch.zeros(x[0].shape, dtype=dtype, device=x.device).flatten(0, 1) for x in (q, k, v)]
     for rows in _levels(pattern, tuple(borders), q, k):
         places = (rows.queries, rows.keys, rows.keys)
-        taken = [_take(x, rows.queries) for x in (grad, q, out, lse.unsqueeze(-1))]
-        grad_rows, q_rows, out_rows, lse_rows = taken
+        grad_rows, q_rows, out_rows, lse_rows = (_take(x, rows.queries) for x in (grad, q, out, lse.unsqueeze(-1)))
         k_rows, v_rows = _take(k, rows.keys), _take(v, rows.keys)
         parts = kernel.backward(
             grad_rows, q_rows, k_rows, v_rows, out_rows, lse_rows.squeeze(-1), rows.sequences, causal, scale
