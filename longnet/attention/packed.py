@@ -9,7 +9,8 @@ N positions of all documents, R rows of a level over all heads, H heads, D head 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,6 +20,9 @@ from torch import Tensor
 
 from .flash import Sequences, VarlenFlash
 from .pattern import DilationPattern
+
+# Documents are taken together up to so many positions, which bounds what is gathered at a time.
+CHUNK = 2**17
 
 
 class LevelRows(NamedTuple):
@@ -32,11 +36,58 @@ class LevelRows(NamedTuple):
 def forward(
     q: Tensor, k: Tensor, v: Tensor, pattern: DilationPattern, causal: bool, scale: float, borders: list[int]
 ) -> tuple[Tensor, Tensor]:
+    out, lse = _joined(
+        [_forward(q[:, rows], k[:, rows], v[:, rows], pattern, causal, scale, own) for rows, own in stretches(borders)]
+    )
+    return out, lse
+
+
+def backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    pattern: DilationPattern, causal: bool, scale: float, borders: list[int],
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    dq, dk, dv = _joined(
+        [
+            _backward(
+                grad[:, rows],
+                q[:, rows],
+                k[:, rows],
+                v[:, rows],
+                out[:, rows],
+                lse[:, rows],
+                pattern,
+                causal,
+                scale,
+                own,
+            )
+            for rows, own in stretches(borders)
+        ]
+    )
+    return dq, dk, dv
+
+
+def _joined(parts: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    return parts[0] if len(parts) == 1 else tuple(torch.cat(series, 1) for series in zip(*parts, strict=True))
+
+
+def stretches(borders: Sequence[int]) -> Iterator[tuple[slice, tuple[int, ...]]]:
+    """Neighbouring documents of at most ``CHUNK`` positions together, or one: where they lie, and their own borders."""
+    first = 0
+    while first < len(borders) - 1:
+        end = max(bisect_right(borders, borders[first] + CHUNK) - 1, first + 1)
+        begin = borders[first]
+        yield slice(begin, borders[end]), tuple(border - begin for border in borders[first : end + 1])
+        first = end
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, pattern: DilationPattern, causal: bool, scale: float, borders: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
     kernel = VarlenFlash()
     dtype = torch.promote_types(q.dtype, torch.float32)
     out = torch.zeros(q[0].shape, dtype=dtype, device=q.device).flatten(0, 1)
     lse = torch.full((len(out),), -torch.inf, dtype=dtype, device=q.device)
-    for number, rows in enumerate(_levels(pattern, tuple(borders), q, k)):
+    for number, rows in enumerate(_levels(pattern, borders, q, k)):
         queries, keys, values = _take(q, rows.queries), _take(k, rows.keys), _take(v, rows.keys)
         level_out, level_lse = kernel.forward(queries, keys, values, rows.sequences, causal, scale)
         level_out, level_lse = level_out.flatten(0, 1).to(dtype), level_lse.flatten()
@@ -51,14 +102,14 @@ def forward(
     return out.to(q.dtype).view(q.shape), lse.view(q.shape[:-1])
 
 
-def backward(
+def _backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-    pattern: DilationPattern, causal: bool, scale: float, borders: list[int],
+    pattern: DilationPattern, causal: bool, scale: float, borders: tuple[int, ...],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     kernel = VarlenFlash()
     dtype = torch.promote_types(q.dtype, torch.float32)
     totals = [torch.zeros(x[0].shape, dtype=dtype, device=x.device).flatten(0, 1) for x in (q, k, v)]
-    for rows in _levels(pattern, tuple(borders), q, k):
+    for rows in _levels(pattern, borders, q, k):
         places = (rows.queries, rows.keys, rows.keys)
         grad_rows, q_rows, out_rows, lse_rows = (_take(x, rows.queries) for x in (grad, q, out, lse.unsqueeze(-1)))
         k_rows, v_rows = _take(k, rows.keys), _take(v, rows.keys)

@@ -64,6 +64,7 @@ def plain_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "unsupported", lambda q: None)
     monkeypatch.setattr(levels, "LONG_DOCUMENT", 10**6)
     monkeypatch.setattr(VarlenFlash, "most_sequences", 7)
+    monkeypatch.setattr(packed, "CHUNK", 40)
 
 
 @settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -80,7 +81,19 @@ def test_the_rows_of_a_step_are_found_once(plain_kernel: None) -> None:
     packed.level_rows.cache_clear()
     for _ in range(3):
         evaluate(case, *case.tensors(), backend="sdpa")
-    assert packed.level_rows.cache_info().misses == 3
+    # Three levels of [0, 40) and of [40, 60).
+    assert packed.level_rows.cache_info().misses == 6
+
+
+def test_documents_are_taken_together_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "CHUNK", 10)
+    found = list(packed.stretches([0, 4, 10, 11, 30, 31, 31, 35]))
+    assert found == [
+        (slice(0, 10), (0, 4, 10)),
+        (slice(10, 11), (0, 1)),
+        (slice(11, 30), (0, 19)),
+        (slice(30, 35), (0, 1, 1, 5)),
+    ]
 
 
 def test_long_documents_are_left_to_the_kernels_for_views() -> None:
