@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from .intervals import share
+
 Rows = Sequence[Mapping[str, Any]]
 Point = tuple[float, float, float, float]
 
@@ -27,13 +29,20 @@ def position_points(rows: Rows) -> list[Point]:
 
 
 def distance_points(rows: Rows, task: str) -> list[Point]:
-    """How often a task's answer is preferred by how far back it lies, in the longest prompts: (tokens, share, ...)."""
-    chosen = [row for row in rows if row["task"] == task]
-    longest = max((row["length"] for row in chosen), default=0)
-    chosen = [row for row in chosen if row["length"] == longest]
-    return sorted(
-        (longest * (1 - row["depth"]), row["preferred"], row["preferred_low"], row["preferred_high"]) for row in chosen
-    )
+    """How often a task's answer is preferred by how far back it lies, in prompts of all lengths: (tokens, share, ...).
+
+    Of copies, whose answers are too long to be compared, it is the share of their tokens that are the likeliest.
+    """
+    if task == "copy":
+        return sorted((row["length"] / 2, *[row["tokens_right"]] * 3) for row in rows if row["task"] == task)
+    found: dict[float, tuple[float, int]] = {}
+    for row in rows:
+        if row["task"] == task and row["preferred"] is not None:
+            distance = row["length"] * (1 - row["depth"])
+            right, samples = found.get(distance, (0.0, 0))
+            found[distance] = right + row["preferred"] * row["samples"], samples + row["samples"]
+    shares = {distance: share(round(right), samples) for distance, (right, samples) in found.items()}
+    return sorted((distance, pooled.value, pooled.low, pooled.high) for distance, pooled in shares.items())
 
 
 def _perplexities(row: Mapping[str, Any]) -> tuple[float, float, float]:
@@ -61,7 +70,7 @@ def draw_evaluations(evaluations: Mapping[str, Mapping[str, Any]], target: Path)
     tasks = dict.fromkeys(row["task"] for results in evaluations.values() for row in results["retrieval"])
     for task in tasks:
         by_distance = lines("retrieval", partial(distance_points, task=task))
-        panels.append((f"{task}: tokens back", "answer preferred", by_distance))
+        panels.append((f"{task}: tokens back", "tokens right" if task == "copy" else "answer preferred", by_distance))
     panels = [panel for panel in panels if any(len(points) > 1 for points in panel[2].values())]
     if not panels:
         raise ValueError(f"nothing to draw in {', '.join(evaluations)}: expected windows, documents or tasks")
@@ -78,12 +87,15 @@ def draw_evaluations(evaluations: Mapping[str, Mapping[str, Any]], target: Path)
         if upwards == "perplexity":
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
             axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axes.yaxis.set_minor_formatter(NullFormatter())
         else:
+            # Logarithmic down to the nearest, and what stands right before the question at 0.
+            nearest = min((point[0] for points in drawn.values() for point in points if point[0]), default=1)
+            axes.set_xscale("symlog", base=2, linthresh=nearest)
             axes.set_ylim(-0.03, 1.03)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
     grid[0].legend(fontsize="small")
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=150)

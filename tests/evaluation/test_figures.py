@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from longnet.evaluation.figures import context_points, distance_points, position_points
+from longnet.evaluation.intervals import share
 
 SCRIPT = Path(__file__).parents[2] / "scripts/plot_evaluations.py"
 
@@ -20,13 +21,13 @@ def position(begin, end, tokens, loss):
 
 
 def answer(task, length, depth, preferred):
-    return {"task": task, "length": length, "depth": depth, "preferred": preferred, "preferred_low": 0.0,
-            "preferred_high": 1.0}  # fmt: skip
+    right = {"preferred": None, "tokens_right": preferred} if task == "copy" else {"preferred": preferred}
+    return {"task": task, "length": length, "depth": depth, "samples": 10, **right}
 
 
 RETRIEVAL = [
     answer("needle", 1000, 0.0, 0.9), answer("needle", 4000, 0.0, 0.1), answer("needle", 4000, 0.75, 0.8),
-    answer("copy", 4000, 0.0, 0.5),
+    answer("copy", 4000, 0.0, 0.5), answer("copy", 1000, 0.0, 0.75),
 ]  # fmt: skip
 POSITIONS = [position(0, 64, 600, 1.0), position(64, 128, 6, 9.0), position(128, 256, 600, 2.0)]
 CONTEXTS = [{"context": context, "loss": 1.0, "low": 0.9, "high": 1.1} for context in (512, 2048)]
@@ -42,8 +43,13 @@ def test_points():
     # A model that gave no number has no point, one that is far off does not end the drawing.
     assert context_points([{"context": 8, "loss": None, "low": None, "high": None}]) == []
     assert context_points([{"context": 8, "loss": 1e4, "low": 1.0, "high": 1e5}])[0][2] == pytest.approx(math.e)
-    # Only the longest prompts; the needle at a depth of 3/4 lies a quarter of the prompt back.
-    assert [point[:2] for point in distance_points(RETRIEVAL, "needle")] == [(1000, 0.8), (4000, 0.1)]
+    # The needle at a depth of 3/4 lies a quarter of the prompt back, as far as at the beginning of a shorter one.
+    near, far = distance_points(RETRIEVAL, "needle")
+    assert [near[:2], far[:2]] == [pytest.approx((1000, 0.85)), (4000, 0.1)]
+    pooled, alone = share(17, 20), share(1, 10)
+    assert (near[2:], far[2:]) == ((pooled.low, pooled.high), (alone.low, alone.high))
+    # Copies lie half of their text back, and have no interval.
+    assert distance_points(RETRIEVAL, "copy") == [(500, 0.75, 0.75, 0.75), (2000, 0.5, 0.5, 0.5)]
 
 
 @pytest.fixture
