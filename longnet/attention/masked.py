@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Protocol
@@ -196,8 +195,9 @@ def _runs(columns: list[bool], seq_len: int) -> list[tuple[int, int]]:
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> Tensor:
     # Uncompiled it would form all N^2 scores, so it is compiled even where the model's code is not to be.
-    stance = nullcontext() if torch.compiler.is_compiling() else torch.compiler.set_stance("default")
-    with stance:
+    if torch.compiler.is_compiling():
+        return _compiled_flex()(q, k, v, block_mask=mask, enable_gqa=True)
+    with torch.compiler.set_stance("default"):
         return _compiled_flex()(q, k, v, block_mask=mask, enable_gqa=True)
 
 

@@ -9,12 +9,10 @@ N positions of all documents, R rows of a level over all heads, H heads, D head 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,7 +72,9 @@ def stretches(borders: Sequence[int]) -> Iterator[tuple[slice, tuple[int, ...]]]
     """Neighbouring documents of at most ``CHUNK`` positions together, or one: where they lie, and their own borders."""
     first = 0
     while first < len(borders) - 1:
-        end = max(bisect_right(borders, borders[first] + CHUNK) - 1, first + 1)
+        end = first + 1
+        while end + 1 < len(borders) and borders[end + 1] - borders[first] <= CHUNK:
+            end += 1
         begin = borders[first]
         yield slice(begin, borders[end]), tuple(border - begin for border in borders[first : end + 1])
         first = end
@@ -145,27 +145,27 @@ def level_rows(
 ) -> LevelRows | None:  # fmt: skip
     """Where the rows of a level lie; None where no head has any."""
     length, rate = pattern.levels[level]
-    starts, sizes = np.array(borders[:-1]), np.diff(borders)
-    moved = np.arange(borders[-1]) - np.repeat(starts, sizes) + pattern.shift
+    ends = torch.tensor(borders)
+    moved = torch.arange(borders[-1]) - ends[:-1].repeat_interleave(ends.diff()) + pattern.shift
     # Segments numbered through all documents: a new one begins where a document or a segment does.
     begins = moved % length == 0
-    begins[starts[sizes > 0]] = True
-    segment, phase = np.cumsum(begins) - 1, moved % length % rate
+    begins[ends[:-1]] = True
+    segment, phase = begins.cumsum(0) - 1, moved % length % rate
 
-    def counts(rows: np.ndarray) -> np.ndarray:
-        found = np.bincount(segment[rows])
-        return found[found > 0]
+    def counts(rows: Tensor) -> list[int]:
+        found: list[int] = segment[rows].bincount().tolist()
+        return [count for count in found if count]
 
     if rate == 1 and pattern.heads == "all":
-        return LevelRows(Sequences.of(counts(np.arange(borders[-1])), device), None, None)
+        return LevelRows(Sequences.of(counts(torch.arange(borders[-1])), device), None, None)
     phases = [(head, pattern.phase(level, head, num_heads)) for head in range(num_heads)]
-    of_phase = {number: np.flatnonzero(phase == number) for _, number in phases if number is not None}
-    used = [(head, number) for head, number in phases if number is not None and of_phase[number].size]
+    of_phase = {number: (phase == number).nonzero().squeeze(1) for _, number in phases if number is not None}
+    used = [(head, number) for head, number in phases if number is not None and len(of_phase[number])]
     if not used:
         return None
-    sizes_of = {number: counts(rows) for number, rows in of_phase.items()}
-    sequences = Sequences.of(np.concatenate([sizes_of[number] for _, number in used]), device)
-    on_device = {number: torch.from_numpy(rows).to(device) for number, rows in of_phase.items()}
+    sizes = {number: counts(rows) for number, rows in of_phase.items()}
+    sequences = Sequences.of([size for _, number in used for size in sizes[number]], device)
+    on_device = {number: rows.to(device) for number, rows in of_phase.items()}
     group = num_heads // num_kv_heads
     queries = torch.cat([on_device[number] * num_heads + head for head, number in used])
     keys = torch.cat([on_device[number] * num_kv_heads + head // group for head, number in used])
