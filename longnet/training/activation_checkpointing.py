@@ -23,6 +23,7 @@ KEPT_OPS = frozenset({
     "longnet::dilated_forward",
     "longnet::sequence_parallel_forward",
     "longnet::ulysses_forward",
+    "longnet::window_forward",
     "flex_attention",
     "aten::_scaled_dot_product_flash_attention_for_cpu",
 })  # fmt: skip

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -154,3 +155,12 @@ def test_bad_input_is_named() -> None:
         activation_checkpointing.apply(model, "selectiv")
     with pytest.raises(ValueError, match=r"every=0: expected an integer >= 1"):
         activation_checkpointing.apply(model, "full", every=0)
+
+
+def test_every_attention_of_ours_is_kept():
+    importlib.import_module("longnet.attention.window")
+    importlib.import_module("longnet.parallel.attention")
+    ours = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("longnet::")}
+    assert {name for name in ours if name.endswith("_forward")} == {
+        name for name in activation_checkpointing.KEPT_OPS if "longnet" in name
+    }
