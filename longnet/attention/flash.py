@@ -260,6 +260,11 @@ class Math:
         return dq, dk, dv
 
 
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """What the host has worked out, sent without waiting for what the device still does."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+
+
 @dataclass(frozen=True)
 class Sequences:
     """Sequences one behind the other: their borders, on the host and on the device, and the longest one's length."""
@@ -271,8 +276,7 @@ class Sequences:
     @classmethod
     def of(cls, lengths: Iterable[int], device: torch.device) -> Sequences:
         borders = tuple(accumulate(map(int, lengths), initial=0))
-        on_device = torch.tensor(borders, dtype=torch.int32).to(device)
-        return cls(borders, on_device, max(b - a for a, b in pairwise(borders)))
+        return cls(borders, to_device(torch.tensor(borders, dtype=torch.int32), device), max(b - a for a, b in pairwise(borders)))
 
     def parts(self, at_most: int) -> Iterator[tuple[slice, Sequences]]:
         """The same in parts of at most so many sequences, each with the rows it takes."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .flash import Sequences, VarlenFlash
+from .flash import Sequences, VarlenFlash, to_device
 from .pattern import DilationPattern
 
 # Documents are taken together up to so many positions, which bounds what is gathered at a time.
@@ -165,7 +165,7 @@ def level_rows(
         return None
     sizes = {number: counts(rows) for number, rows in of_phase.items()}
     sequences = Sequences.of([size for _, number in used for size in sizes[number]], device)
-    on_device = {number: rows.to(device) for number, rows in of_phase.items()}
+    on_device = {number: to_device(rows, device) for number, rows in of_phase.items()}
     group = num_heads // num_kv_heads
     queries = torch.cat([on_device[number] * num_heads + head for head, number in used])
     keys = torch.cat([on_device[number] * num_kv_heads + head // group for head, number in used])

@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..flash import to_device
 from ..pattern import DilationPattern
 from ..tiles import Tile, tiles
 
@@ -311,5 +312,4 @@ def _distances(base: Tensor, parts: Sequence[Tensor], unit: int) -> np.ndarray:
 
 
 def _to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    return to_device(torch.from_numpy(np.ascontiguousarray(array)), device)
