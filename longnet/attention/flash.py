@@ -276,7 +276,8 @@ class Sequences:
     @classmethod
     def of(cls, lengths: Iterable[int], device: torch.device) -> Sequences:
         borders = tuple(accumulate(map(int, lengths), initial=0))
-        return cls(borders, to_device(torch.tensor(borders, dtype=torch.int32), device), max(b - a for a, b in pairwise(borders)))
+        longest = max(end - begin for begin, end in pairwise(borders))
+        return cls(borders, to_device(torch.tensor(borders, dtype=torch.int32), device), longest)
 
     def parts(self, at_most: int) -> Iterator[tuple[slice, Sequences]]:
         """The same in parts of at most so many sequences, each with the rows it takes."""
