@@ -34,9 +34,9 @@ class LevelRows(NamedTuple):
 def forward(
     q: Tensor, k: Tensor, v: Tensor, pattern: DilationPattern, causal: bool, scale: float, borders: list[int]
 ) -> tuple[Tensor, Tensor]:
-    out, lse = _joined(
-        [_forward(q[:, rows], k[:, rows], v[:, rows], pattern, causal, scale, own) for rows, own in stretches(borders)]
-    )
+    plan = find_rows(pattern, tuple(borders), q.shape[2], k.shape[2], q.device)
+    parts = [_forward(q[:, rows], k[:, rows], v[:, rows], levels, causal, scale) for rows, levels in plan]
+    out, lse = _joined(parts)
     return out, lse
 
 
@@ -44,23 +44,11 @@ def backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
     pattern: DilationPattern, causal: bool, scale: float, borders: list[int],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    dq, dk, dv = _joined(
-        [
-            _backward(
-                grad[:, rows],
-                q[:, rows],
-                k[:, rows],
-                v[:, rows],
-                out[:, rows],
-                lse[:, rows],
-                pattern,
-                causal,
-                scale,
-                own,
-            )
-            for rows, own in stretches(borders)
-        ]
-    )
+    parts = []
+    for rows, levels in find_rows(pattern, tuple(borders), q.shape[2], k.shape[2], q.device):
+        dout, queries, keys, values, known, known_lse = (x[:, rows] for x in (grad, q, k, v, out, lse))
+        parts.append(_backward(dout, queries, keys, values, known, known_lse, levels, causal, scale))
+    dq, dk, dv = _joined(parts)
     return dq, dk, dv
 
 
@@ -81,13 +69,13 @@ def stretches(borders: Sequence[int]) -> Iterator[tuple[slice, tuple[int, ...]]]
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, pattern: DilationPattern, causal: bool, scale: float, borders: tuple[int, ...]
+    q: Tensor, k: Tensor, v: Tensor, levels: Sequence[LevelRows], causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     kernel = VarlenFlash()
     dtype = torch.promote_types(q.dtype, torch.float32)
     out = torch.zeros(q[0].shape, dtype=dtype, device=q.device).flatten(0, 1)
     lse = torch.full((len(out),), -torch.inf, dtype=dtype, device=q.device)
-    for number, rows in enumerate(_levels(pattern, borders, q, k)):
+    for number, rows in enumerate(levels):
         queries, keys, values = _take(q, rows.queries), _take(k, rows.keys), _take(v, rows.keys)
         level_out, level_lse = kernel.forward(queries, keys, values, rows.sequences, causal, scale)
         level_out, level_lse = level_out.flatten(0, 1).to(dtype), level_lse.flatten()
@@ -104,12 +92,12 @@ def _forward(
 
 def _backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-    pattern: DilationPattern, causal: bool, scale: float, borders: tuple[int, ...],
+    levels: Sequence[LevelRows], causal: bool, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     kernel = VarlenFlash()
     dtype = torch.promote_types(q.dtype, torch.float32)
     totals = [torch.zeros(x[0].shape, dtype=dtype, device=x.device).flatten(0, 1) for x in (q, k, v)]
-    for rows in _levels(pattern, borders, q, k):
+    for rows in levels:
         places = (rows.queries, rows.keys, rows.keys)
         grad_rows, q_rows, out_rows, lse_rows = (_take(x, rows.queries) for x in (grad, q, out, lse.unsqueeze(-1)))
         k_rows, v_rows = _take(k, rows.keys), _take(v, rows.keys)
@@ -130,16 +118,20 @@ def _take(x: Tensor, places: Tensor | None) -> Tensor:
     return x[0] if places is None else x[0].reshape(-1, x.shape[-1]).index_select(0, places).unsqueeze(1)
 
 
-def _levels(pattern: DilationPattern, borders: tuple[int, ...], q: Tensor, k: Tensor) -> Iterator[LevelRows]:
-    for level in range(len(pattern.levels)):
-        rows = level_rows(pattern, level, borders, q.shape[2], k.shape[2], q.device)
-        if rows is not None:
-            yield rows
+# As many as a model has patterns, and few more: a step's documents are not seen again.
+@lru_cache(maxsize=4)
+def find_rows(
+    pattern: DilationPattern, borders: tuple[int, ...], num_heads: int, num_kv_heads: int, device: torch.device
+) -> list[tuple[slice, list[LevelRows]]]:
+    """Stretches of documents, and the levels that have rows in them."""
+    found = []
+    for rows, own in stretches(borders):
+        levels = (_level_rows(pattern, n, own, num_heads, num_kv_heads, device) for n in range(len(pattern.levels)))
+        found.append((rows, [level for level in levels if level is not None]))
+    return found
 
 
-# As many as the levels of a pattern or two: a step's documents are not seen again.
-@lru_cache(maxsize=48)
-def level_rows(
+def _level_rows(
     pattern: DilationPattern, level: int, borders: tuple[int, ...], num_heads: int, num_kv_heads: int,
     device: torch.device,
 ) -> LevelRows | None:  # fmt: skip

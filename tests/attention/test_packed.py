@@ -78,11 +78,10 @@ def test_levels_equal_the_reference(plain_kernel: None, case: Case) -> None:
 
 def test_the_rows_of_a_step_are_found_once(plain_kernel: None) -> None:
     case = Case(DilationPattern((8, 16, 32), (1, 2, 4)), 1, 60, 4, 2, 8, True, (0, 7, 40, 60), seed=0)
-    packed.level_rows.cache_clear()
+    packed.find_rows.cache_clear()
     for _ in range(3):
         evaluate(case, *case.tensors(), backend="sdpa")
-    # Three levels of [0, 40) and of [40, 60).
-    assert packed.level_rows.cache_info().misses == 6
+    assert packed.find_rows.cache_info().misses == 1
 
 
 def test_documents_are_taken_together_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
