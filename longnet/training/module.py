@@ -87,7 +87,7 @@ class LongNetModule(LightningModule):
         )
         # Sums over all processes, saved with the weights: a resumed run logs what an unbroken one would.
         self.register_buffer("tokens_seen", torch.zeros((), dtype=torch.int64))
-        # All that this process has computed in this session, with what has no label.
+        # All that this process has computed since it began, with what has no label.
         self.positions_computed = 0
         self.register_buffer("gradient_norm", torch.zeros(()))
         self.register_buffer("window_nll", torch.zeros(()))
