@@ -209,8 +209,8 @@ def score_samples(
         judged = [_judge(model, hidden[row : row + 1], cache.branch([row]), answers, i) for row, i in enumerate(batch)]
         generated = _generates(model, hidden, cache, [answers[index][:GENERATED] for index in batch])
         # Only here the host waits for the device.
-        for index, (loss, right, margin), same in zip(batch, torch.stack(judged).tolist(), generated, strict=True):
-            preferred = None if isnan(margin) else margin > 0
+        for index, (loss, right, best), same in zip(batch, torch.stack(judged).tolist(), generated, strict=True):
+            preferred = None if isnan(best) else bool(best)
             scores[index] = Score(loss, len(answers[index]), int(right), preferred, same)
         advance(prompts.size)
     return [scores[index] for index in range(len(samples))]
@@ -229,7 +229,7 @@ def _batches(samples: Sequence[Sample], batch_tokens: int) -> Iterator[list[int]
 def _judge(
     model: LongNetForCausalLM, hidden: Tensor, cache: LongNetCache, answers: Sequence[np.ndarray], index: int
 ) -> Tensor:
-    """The loss of an answer, its tokens that were the likeliest, and by how much a token the best rival is worse.
+    """The loss of an answer, its tokens that were the likeliest, and whether it is likelier than the others.
 
     ``hidden`` (1, 1, C) is the state behind the prompt. The last is NaN where answers are too long to be compared.
     """
@@ -245,9 +245,10 @@ def _judge(
     losses, likeliest = token_losses(model, states, ids)
     # Means over the tokens: otherwise the shorter answer would win.
     means = (losses * inside).sum(1) / inside.sum(1)
-    margin = means[1:].min() - means[0] if compare else torch.full_like(means[0], torch.nan)
+    # Also of a model that gives no numbers it is known: it prefers nothing.
+    best = (means[0] < means[1:].min()).to(means.dtype) if compare else torch.full_like(means[0], torch.nan)
     right = likeliest[0, : len(answer)].sum()
-    return torch.stack((means[0] * len(answer), right.to(means.dtype), margin))
+    return torch.stack((means[0] * len(answer), right.to(means.dtype), best))
 
 
 def _generates(

@@ -144,3 +144,11 @@ def test_needles_lie_where_the_sweep_says(model, monkeypatch):
     # An eos stands before the sample: its token number p - 1 is at position p.
     assert [sample.needle_start + 1 for sample in seen[::2]] == [row.position for row in rows]
     assert all(0 <= row.preferred_low <= row.preferred <= row.preferred_high <= 1 for row in rows)
+
+
+def test_a_model_that_gives_no_numbers_prefers_nothing():
+    broken = small_model(vocab_size=384)
+    with torch.no_grad():
+        broken.lm_head.weight.fill_(torch.nan)
+    for score in score_samples(broken, BYTES, samples(), batch_tokens=2000):
+        assert (score.preferred, score.generated) == (False, False)

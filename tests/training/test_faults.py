@@ -29,6 +29,18 @@ from .jobs import losses
 from .processes import finish, running, wait_until
 
 
+def die_at(patch, step):
+    """Has the job die after so many steps."""
+    training_step = LongNetModule.training_step
+
+    def dies(self, batch):
+        if self.global_step == step:
+            raise RuntimeError("dies")
+        training_step(self, batch)
+
+    patch.setattr(LongNetModule, "training_step", dies)
+
+
 def checkpoints(job) -> list[Path]:
     return steps_of(Path(job.run.root) / job.run.name / "checkpoints")
 
@@ -148,7 +160,7 @@ def test_rows_that_waited_for_the_disk_survive_a_checkpoint_and_a_death(make_job
     expected = make_job(run__name="expected")
     train(expected)
     job = make_job(run__name="full")
-    append, step = MetricsFile._append, LongNetModule.training_step
+    append = MetricsFile._append
     full = {2, 3}
 
     def failing(self):
@@ -156,14 +168,9 @@ def test_rows_that_waited_for_the_disk_survive_a_checkpoint_and_a_death(make_job
             raise OSError(errno.ENOSPC, "No space left on device")
         append(self)
 
-    def dies(self, batch):
-        if self.global_step == 3:
-            raise RuntimeError("dies")
-        step(self, batch)
-
     with monkeypatch.context() as patch:
         patch.setattr(MetricsFile, "_append", failing)
-        patch.setattr(LongNetModule, "training_step", dies)
+        die_at(patch, 3)
         with pytest.raises(RuntimeError, match="dies"):
             train(job)
     train(job)
@@ -317,15 +324,8 @@ def test_a_damaged_last_checkpoint_costs_only_the_steps_since_the_one_before(mak
     expected = make_job(run__name="expected", trainer__max_steps=8)
     train(expected)
     job = make_job(run__name="damaged", trainer__max_steps=8)
-    step = LongNetModule.training_step
-
-    def dies(self, batch):
-        if self.global_step == 7:
-            raise RuntimeError("dies")
-        step(self, batch)
-
     with monkeypatch.context() as patch:
-        patch.setattr(LongNetModule, "training_step", dies)
+        die_at(patch, 7)
         with pytest.raises(RuntimeError, match="dies"):
             train(job)
     file = checkpoints(job)[-1] / "tensors-00000.safetensors"
