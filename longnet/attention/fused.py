@@ -146,16 +146,19 @@ def _chunks(
 ) -> Iterator[tuple[DilationPattern, tuple[Tensor, ...]]]:
     """Stretches (N', ...) that attend only among themselves, no shorter than their share, and the pattern over them."""
     batch, seq_len = whole[0].shape[:2]
-    clamped = _clamp(pattern, seq_len)
-    if len(borders) == 2 and not clamped.shift and all(seq_len % w == 0 for w in clamped.segment_lengths):
-        # No segment crosses from one row of the batch into the next, so they may as well be one long row.
-        rows = [(clamped, [0, batch * seq_len], _joined(*whole))]
+    if len(borders) == 2 and joins_rows(pattern, seq_len):
+        rows = [(_clamp(pattern, seq_len), [0, batch * seq_len], _joined(*whole))]
     else:
         rows = [(pattern, borders, tuple(x[row] for x in whole)) for row in range(batch)]
     extent = batch * seq_len if batch * seq_len <= LONGEST else LONG_CHUNK
     for part, ends, row in rows:
         for begin, end in chunks(part, ends, max(CHUNK, extent // share)):
             yield part, tuple(x[begin:end] for x in row) if end - begin < len(row[0]) else row
+
+
+def joins_rows(pattern: DilationPattern, seq_len: int) -> bool:
+    """Whether no segment would cross from one row of a batch into the next if they were one long row."""
+    return not pattern.shift and all(seq_len % w == 0 for w in _clamp(pattern, seq_len).segment_lengths)
 
 
 def _joined(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -166,6 +169,9 @@ def _joined(*tensors: Tensor) -> tuple[Tensor, ...]:
 @lru_cache
 def _clamp(pattern: DilationPattern, seq_len: int) -> DilationPattern:
     """The same pattern over so many positions, with no segment longer than they are."""
-    if pattern.heads != "all" or max(pattern.dilation_rates) > seq_len:
+    # With a shift, a segment that holds all of them does not begin with the first.
+    if pattern.shift or max(pattern.dilation_rates) > seq_len:
         return pattern
-    return replace(pattern, segment_lengths=tuple(min(w, seq_len) for w in pattern.segment_lengths))
+    clamped = replace(pattern, segment_lengths=tuple(min(w, seq_len) for w in pattern.segment_lengths))
+    # Levels are kept sorted, and a group of heads has the level of its place.
+    return pattern if pattern.heads == "grouped" and clamped.dilation_rates != pattern.dilation_rates else clamped

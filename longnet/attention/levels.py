@@ -78,9 +78,10 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """The op itself, for those that hold a pattern and do their own differentiation."""
     if dropout_p == 0.0 and fused.unsupported(q) is None:
-        borders = _borders(q, cu_seqlens)
-        way = packed if _many_documents(borders) else fused
-        return way.forward(q, k, v, pattern, causal, scale, borders)
+        if documents := _many_documents(q, pattern, cu_seqlens):
+            out, lse = packed.forward(_one_row(q), _one_row(k), _one_row(v), pattern, causal, scale, documents)
+            return out.view(q.shape), lse.view(q.shape[:-1])
+        return fused.forward(q, k, v, pattern, causal, scale, _borders(q, cu_seqlens))
     dtype = torch.promote_types(q.dtype, torch.float32)
     if _covers_everything(pattern):
         out = torch.empty(q.shape, dtype=dtype, device=q.device)
@@ -141,9 +142,21 @@ def backward(
     """The gradients of the edges of ``pattern``, where (out, LSE) may have been merged with those of others."""
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     if dropout_p == 0.0 and fused.unsupported(q) is None:
-        borders = _borders(q, cu_seqlens)
-        way = packed if _many_documents(borders) else fused
-        return way.backward(grad, q, k, v, out, lse, pattern, causal, scale, borders)
+        if documents := _many_documents(q, pattern, cu_seqlens):
+            dq, dk, dv = packed.backward(
+                _one_row(grad),
+                _one_row(q),
+                _one_row(k),
+                _one_row(v),
+                _one_row(out),
+                _one_row(lse),
+                pattern,
+                causal,
+                scale,
+                documents,
+            )
+            return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape)
+        return fused.backward(grad, q, k, v, out, lse, pattern, causal, scale, _borders(q, cu_seqlens))
     dtype = torch.promote_types(q.dtype, torch.float32)
     complete = _covers_everything(pattern)
     allocate = torch.empty if complete else torch.zeros
@@ -257,9 +270,21 @@ def _borders(q: Tensor, cu_seqlens: Tensor | None) -> list[int]:
     return [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
 
 
-def _many_documents(borders: list[int]) -> bool:
-    """Whether gathering rows costs less than a set of kernel calls for each document."""
-    return len(borders) > 2 and borders[-1] < LONG_DOCUMENT * (len(borders) - 1)
+def _many_documents(q: Tensor, pattern: DilationPattern, cu_seqlens: Tensor | None) -> list[int] | None:
+    """The borders of documents whose rows cost less to gather than a set of kernel calls for each document.
+
+    The rows of a batch are such documents, too, unless they can be taken as one long row.
+    """
+    batch, seq_len = q.shape[:2]
+    borders = _borders(q, cu_seqlens)
+    if batch > 1 and not fused.joins_rows(pattern, seq_len):
+        borders = list(range(0, batch * seq_len + 1, seq_len))
+    return borders if len(borders) > 2 and borders[-1] < LONG_DOCUMENT * (len(borders) - 1) else None
+
+
+def _one_row(x: Tensor) -> Tensor:
+    """(B, N, ...) as (1, B * N, ...)."""
+    return x.flatten(0, 1).unsqueeze(0)
 
 
 def _causal_calls(

@@ -26,6 +26,16 @@ CASES = {
     "r divides neither w nor H": Case(DilationPattern((7, 11), (3, 5)), 1, 31, 4, 4, 8, False, None, seed=2),
     "shifted borders": Case(DilationPattern((6, 9), (1, 3), shift=4), 2, 29, 3, 1, 8, True, None, seed=3),
     "grouped heads": Case(DilationPattern((4, 8), (1, 3), heads="grouped"), 1, 20, 5, 5, 8, True, None, seed=4),
+    "grouped heads, a batch as one row": Case(
+        DilationPattern((4, 64), (1, 2), heads="grouped"), 2, 16, 4, 2, 8, True, None, seed=13
+    ),
+    "grouped heads, and a shorter pattern would be sorted otherwise": Case(
+        DilationPattern((32, 64), (4, 1), heads="grouped"), 2, 16, 4, 4, 8, True, None, seed=14
+    ),
+    "a shift within segments longer than the row": Case(
+        DilationPattern((8, 64), (1, 4), shift=4), 2, 16, 4, 4, 8, True, None, seed=15
+    ),
+    "a shift as long as the row": Case(DilationPattern((4,), (1,), shift=3), 1, 3, 2, 2, 8, True, None, seed=16),
     "packed documents": Case(DilationPattern((4, 8), (1, 2)), 1, 23, 2, 2, 8, True, (0, 1, 9, 23), seed=5),
     "segments longer than the row": Case(DilationPattern((8, 64), (1, 4)), 2, 16, 4, 2, 8, True, None, seed=6),
     "blocks lie in one segment each": Case(

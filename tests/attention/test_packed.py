@@ -67,8 +67,14 @@ def plain_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "CHUNK", 40)
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(case=cases(max_seq_len=90).filter(lambda case: case.documents is not None and len(case.documents) > 2))
+def _gathered(case: Case) -> bool:
+    q, *_ = case.tensors()[0]
+    documents = None if case.documents is None else torch.tensor(case.documents)
+    return levels._many_documents(q, case.pattern, documents) is not None
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much])
+@given(case=cases(max_seq_len=90).filter(_gathered))
 def test_levels_equal_the_reference(plain_kernel: None, case: Case) -> None:
     tensors = case.tensors()
     truth = evaluate(case, *tensors, backend="reference")
@@ -95,10 +101,22 @@ def test_documents_are_taken_together_up_to_a_size(monkeypatch: pytest.MonkeyPat
     ]
 
 
-def test_long_documents_are_left_to_the_kernels_for_views() -> None:
-    assert not levels._many_documents([0, 100])
-    assert levels._many_documents([0, 100, 200])
-    assert not levels._many_documents([0, levels.LONG_DOCUMENT, 2 * levels.LONG_DOCUMENT])
+def test_what_is_gathered_and_what_is_left_to_the_kernels_for_views() -> None:
+    def gathered(batch: int, seq_len: int, *documents: int, **options: Any) -> list[int] | None:
+        pattern = DilationPattern((4, 32), (1, 4), **options)
+        q = torch.empty(batch, seq_len, 4, 8, device="meta")
+        return levels._many_documents(q, pattern, torch.tensor(documents) if documents else None)
+
+    long = levels.LONG_DOCUMENT
+    assert gathered(1, 200, 0, 100, 200) == [0, 100, 200]
+    assert gathered(1, 2 * long, 0, long, 2 * long) is None
+    # The rows of a batch: one long row where no segment crosses from one into the next.
+    assert gathered(3, 16) is None
+    assert gathered(3, 16, heads="grouped") is None
+    assert gathered(3, 16, shift=2) == [0, 16, 32, 48]
+    assert gathered(3, 33) == [0, 33, 66, 99]
+    assert gathered(1, 33) is None
+    assert gathered(2, long + 1) is None
 
 
 @pytest.mark.parametrize("documents", [None, (0, 5, 6, 33, 50)])
