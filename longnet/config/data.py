@@ -14,7 +14,7 @@ from .schema import DataConfig, JobConfig
 from .typed import Problems, did_you_mean, show
 
 NEED_PATH = ("text", "jsonl", "parquet", "arrow", "hf", "prepared")
-TASKS = ("passkey", "needle", "multi_key", "recall", "copy", "multi_hop", "variable_tracking")
+TASKS = ("passkey", "needle", "multi_key", "recall", "lookup", "copy", "multi_hop", "variable_tracking")
 CAN_STREAM = ("stdlib", "text", "jsonl", "parquet", "arrow", "hf")
 # What the parts of a mixture share, since their rows go into the same batches.
 OF_THE_WHOLE = ("context_length", "batch_size", "num_workers", "mixture", "streaming", "block_rows", "packing")

@@ -94,7 +94,7 @@ class DataConfig:
 
     source: Literal[
         "stdlib", "text", "jsonl", "parquet", "arrow", "hf", "prepared", "mixture",
-        "passkey", "needle", "multi_key", "recall", "copy", "multi_hop", "variable_tracking",
+        "passkey", "needle", "multi_key", "recall", "lookup", "copy", "multi_hop", "variable_tracking",
     ] = "stdlib"  # fmt: skip
     path: str | None = None
     include: list[str] | None = None

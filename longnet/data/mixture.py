@@ -34,9 +34,18 @@ class MixedRows(Dataset[Row]):
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> Row:
+        part, row = self._find(index)
+        return part[row]
+
+    def piece(self, index: int, number: int, of: int) -> Row:
+        """Give one of the equal parts of a row."""
+        part, row = self._find(index)
+        return part.piece(row, number, of)
+
+    def _find(self, index: int) -> tuple[Rows, int]:
         index = range(len(self))[index]
         part = bisect_right(self._ends, index)
-        return self.parts[part][index - (self._ends[part - 1] if part else 0)]
+        return self.parts[part], index - (self._ends[part - 1] if part else 0)
 
     def predicted(self, rows: int | None = None) -> npt.NDArray[Any]:
         """Give the labels of the first rows, or of all, without padding."""

@@ -7,10 +7,10 @@ that share a row, as those of a sequence-parallel group do, have the same one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -110,6 +110,72 @@ class MixtureOrder:
         return [period * count + int(more) for count, more in zip(self._counts, inside, strict=True)]
 
 
+class Piece(NamedTuple):
+    """The `number`-th of the `of` equal parts of a row."""
+
+    row: int
+    number: int
+    of: int
+
+
+# What is read at a place of an order: a row, or pieces that are put together to be one.
+Index = int | tuple[Piece, ...]
+
+
+class Stage(NamedTuple):
+    """Up to a place of an order, its rows are cut into so many pieces."""
+
+    end: int
+    pieces: int
+
+
+@dataclass(frozen=True)
+class GrowingOrder:
+    """An order whose rows are put together anew, from pieces from everywhere, while training wants no longer ones.
+
+    Pieces of one row are of one text: a batch of them teaches less than one of as many texts. Each stage has the pieces
+    of exactly those rows that it would have whole, so that no text comes more often than it would.
+
+    Attributes:
+        order: The whole rows.
+        stages: With rising ends; behind the last one rows are whole.
+        seed: Chooses the permutations.
+        together: Pieces that are shuffled among each other at most.
+    """
+
+    order: Order
+    stages: tuple[Stage, ...]
+    seed: int = 0
+    together: int = 2**18
+
+    @property
+    def num_rows(self) -> int:
+        return self.order.num_rows
+
+    def take(self, start: int, count: int) -> list[Index]:
+        """Give what is read at the places from `start` on: a row, or the pieces to be put together."""
+        return [self._at(place) for place in range(start, start + count)]
+
+    def _at(self, place: int) -> Index:
+        begin = 0
+        for end, pieces in self.stages:
+            if place < end:
+                # As many rows as are shuffled together, fewer at the end of the stage.
+                most = max(self.together // pieces, 1)
+                first = place - (place - begin) % most
+                rows = min(most, end - first)
+                # A key of four, so that nothing else is drawn from the same words.
+                shuffled = permutation(rows * pieces, self.seed, (first, pieces, 0, 0))
+                own = shuffled[(place - first) * pieces : (place - first + 1) * pieces].tolist()
+                return tuple(Piece(self._row(first + piece // pieces), piece % pieces, pieces) for piece in own)
+            begin = end
+        return self._row(place)
+
+    def _row(self, place: int) -> int:
+        (row,) = self.order.take(place, 1)
+        return row
+
+
 @lru_cache(maxsize=16)
 def permutation(num_rows: int, seed: int, key: tuple[int, ...]) -> npt.NDArray[Any]:
     """A permutation of `range(num_rows)` that is the same wherever and whenever it is drawn."""
@@ -125,11 +191,11 @@ def _raw_words(count: int, seed: int, key: tuple[int, ...]) -> npt.NDArray[Any]:
 def batch_rows(
     step: int,
     *,
-    order: Order,
+    order: Order | GrowingOrder,
     batch_size: int,
     data_rank: int = 0,
     data_world: int = 1,
-) -> list[int]:
+) -> Sequence[Index]:
     """Give the rows of one rank's batch at one step.
 
     Args:
@@ -142,7 +208,7 @@ def batch_rows(
     return order.take((step * data_world + data_rank) * batch_size, batch_size)
 
 
-class StepBatchSampler(Sampler[list[int]]):
+class StepBatchSampler(Sampler[Sequence[Index]]):
     """One rank's training batches for ever, as a `batch_sampler` for a DataLoader; see `batch_rows`.
 
     Args:
@@ -157,7 +223,7 @@ class StepBatchSampler(Sampler[list[int]]):
 
     def __init__(
         self,
-        order: Order | int,
+        order: Order | GrowingOrder | int,
         batch_size: int,
         data_rank: int = 0,
         data_world: int = 1,
@@ -176,7 +242,7 @@ class StepBatchSampler(Sampler[list[int]]):
         self.data_world = data_world
         self.start_step = start_step
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[Sequence[Index]]:
         step = self.start_step
         while True:
             yield batch_rows(

@@ -2,14 +2,15 @@
 
 A sample is a prompt that fills the length it is given and an answer that is only found far back in it. `passkey` hides
 a number in filler, `needle` the number of a name, `multi_key` those of several names, `recall` asks for one of many
-pairs, `copy` repeats a text, `multi_hop` follows a chain of assignments scattered through filler, and
-`variable_tracking` asks for all names of such a chain.
+pairs, `lookup` for many, each a letter and a sign, `copy` repeats a text, `multi_hop` follows a chain of assignments
+scattered through filler, and `variable_tracking` asks for all names of such a chain.
 """
 
 from __future__ import annotations
 
+import string
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ HOPS = 4
 # Names with a number each, one of which is asked for.
 KEYS = 8
 CONSONANTS, VOWELS = "bcdfghjklmnprstvwz", "aeiou"
+# What is looked up, what is found, and what lies between: a token each for any tokenizer of bytes or of pieces of them.
+LETTERS, SIGNS, NOTHING = string.ascii_letters, string.digits + "!#$%&*+-/<=>?@^_~", "."
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Sample:
         answer: The answer as text.
         depth: Where in the prompt the needle lies, from 0 (the beginning) to 1.
         needle_start: The position of its first token in `ids`; 0 where a task has none.
+        also: Positions of tokens in the prompt that can be known like the answer, from what stands before them.
     """
 
     ids: npt.NDArray[Any]
@@ -42,6 +46,7 @@ class Sample:
     answer: str
     depth: float
     needle_start: int = 0
+    also: tuple[int, ...] = ()
 
     @property
     def prompt(self) -> npt.NDArray[Any]:
@@ -61,6 +66,10 @@ class _Writer:
     def below(self, limit: int) -> int:
         """A number from 0 to limit - 1. From raw words, which numpy promises to be the same in every version."""
         return int(self._words.random_raw()) % limit
+
+    def shuffled(self, count: int) -> npt.NDArray[Any]:
+        """The numbers from 0 to count - 1 in any order."""
+        return np.argsort(self._words.random_raw(count), kind="stable")
 
     def word(self) -> str:
         syllables = [CONSONANTS[self.below(len(CONSONANTS))] + VOWELS[self.below(len(VOWELS))] for _ in range(3)]
@@ -148,6 +157,41 @@ def recall(writer: _Writer, depth: float | None = None) -> Sample:
     return _sample(parts, f" {value}", chosen / len(pairs), sum(map(len, parts[: chosen + 1])))
 
 
+def lookup(writer: _Writer, depth: float | None = None) -> Sample:
+    """Pairs that all stand twice, at any distance: the second time, the letter tells the sign.
+
+    A letter and its sign are neighbours, so that one head that looks for the letter finds the sign, and a text has many
+    that can be looked up: with the least to learn, it tells best what an attention block can reach.
+    """
+    letters, signs = (np.concatenate([writer.encode(x) for x in text]) for text in (LETTERS, SIGNS))
+    writer.check_room(4)
+    # All but the pair that is asked for lie in places of two tokens, which begin at any token.
+    offset = 0 if writer.at is None else writer.at % 2
+    places = (writer.length - 2 - offset) // 2
+    if writer.at is not None and not 0 <= writer.at <= offset + 2 * (places - 1):
+        nearest = min(max(writer.at, 0), offset + 2 * (places - 1))
+        raise ValueError(f"at={writer.at}: expected 0 to {offset + 2 * (places - 1)}; the nearest is {nearest}")
+    first = (
+        writer.at // 2 if writer.at is not None
+        else writer.below(places) if depth is None
+        else round(depth * (places - 1))
+    )  # fmt: skip
+    others = min(len(LETTERS) - 1, (places - 1) // 2)
+    free = writer.shuffled(places - 1)[: 2 * others]
+    free += free >= first
+    # The one that is asked for last; then the others, for the first and for the second time.
+    known = np.concatenate(([first], np.sort(free.reshape(-1, 2), axis=1).T.ravel()))
+    chosen = writer.shuffled(len(LETTERS))[: others + 1]
+    pairs = np.stack([letters[chosen], signs[[writer.below(len(SIGNS)) for _ in chosen]]], axis=1)
+    body = np.resize(writer.encode(NOTHING), (places, 2))
+    body[known] = pairs[[0, *range(1, others + 1), *range(1, others + 1)]]
+    head, tail = (np.resize(writer.encode(NOTHING), n) for n in (offset, writer.length - 2 - offset - 2 * places))
+    parts = [head, body.ravel(), tail, pairs[0, :1], pairs[0, 1:]]
+    sign = SIGNS[int(np.flatnonzero(signs == pairs[0, 1])[0])]
+    also = tuple(sorted((offset + 2 * known[1 + others :] + 1).tolist()))
+    return replace(_sample(parts, sign, first / max(places - 1, 1), offset + 2 * first), also=also)
+
+
 def copy(writer: _Writer, depth: float | None = None) -> Sample:
     head, middle = writer.encode("Copy this text:\n"), writer.encode("\nCopy: ")
     room = (writer.length - len(head) - len(middle)) // 2
@@ -228,12 +272,13 @@ TASKS: dict[str, Callable[[_Writer, float | None], Sample]] = {
     "needle": needle,
     "multi_key": multi_key,
     "recall": recall,
+    "lookup": lookup,
     "copy": copy,
     "multi_hop": multi_hop,
     "variable_tracking": variable_tracking,
 }
 # Whose needle can begin at any token.
-PLACEABLE = ("passkey", "needle", "multi_key", "multi_hop", "variable_tracking")
+PLACEABLE = ("passkey", "needle", "multi_key", "lookup", "multi_hop", "variable_tracking")
 
 
 def build_sample(

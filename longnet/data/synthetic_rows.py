@@ -90,6 +90,8 @@ class SyntheticRows(Dataset[Row]):
             input_ids[begin + 1 : end + 1] = ids
             first = sample.answer_start if self._answer_only else 0
             labels[begin + first : end] = ids[first:]
+            also = torch.tensor(sample.also, dtype=torch.int64)
+            labels[begin + also] = ids[also]
             if not self._answer_only:
                 labels[end] = self.tokenizer.eos_id
             used.append(end + 1)
@@ -98,6 +100,11 @@ class SyntheticRows(Dataset[Row]):
             borders = sorted({*used, self.context_length})
             row["lengths"] = [end - begin for begin, end in pairwise(borders)]
         return row
+
+    def piece(self, index: int, number: int, of: int) -> Row:
+        """Give one of the equal parts of a row."""
+        length = self.context_length // of
+        return {name: values[number * length : (number + 1) * length] for name, values in self[index].items()}
 
     def predicted(self, rows: int | None = None) -> npt.NDArray[Any]:
         """Give the labels of the first rows, or of all, without padding."""

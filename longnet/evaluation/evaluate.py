@@ -12,6 +12,7 @@ import numpy as np
 from longnet.config.schema import MeasurementConfig
 from longnet.data import Tokenizer, build_sample
 from longnet.data.packing import TokenStream
+from longnet.data.synthetic import PLACEABLE
 from longnet.model import LongNetForCausalLM
 
 from .language import Blocks, Tokens, choose_blocks, loss_by_context, loss_by_position
@@ -23,8 +24,6 @@ from .text import Text
 SHORTEST = 256
 # Tokens that are looked through at a time.
 SCANNED = 2**24
-# Whose needle is placed at awkward positions.
-PLACED = "needle"
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,9 @@ class Evaluation:
                 model, self.text.tokenizer, [task], lengths, options.depths, samples=options.samples, **shared
             )
         ]
+        placed = next((task for task in self.lengths if task in PLACEABLE), "needle")
         placements = (
-            placement_sweep(model, self.text.tokenizer, self.trained, task=PLACED, samples=options.samples, **shared)
+            placement_sweep(model, self.text.tokenizer, self.trained, task=placed, samples=options.samples, **shared)
             if options.placements
             else []
         )

@@ -13,10 +13,13 @@ from torch.utils.data import DataLoader
 
 from longnet.data import Corpus, StepBatchSampler, validation_batches
 from longnet.data.documents import Split
+from longnet.data.growing import GrowingRows
 from longnet.data.packing import Row, collate
-from longnet.data.sampling import MixtureOrder, batch_rows
+from longnet.data.sampling import GrowingOrder, MixtureOrder, Stage, batch_rows
 from longnet.data.stream import RowStream, StreamBatches
 from longnet.parallel import MeshShape
+
+from .growth import ContextGrowth
 
 
 class TextDataModule(LightningDataModule):
@@ -33,6 +36,7 @@ class TextDataModule(LightningDataModule):
         data_world: how many groups of processes read different rows. Processes of one group, which are neighbours in
             rank, share each row.
         data_rank: this process's group; by its rank when None.
+        growth: rows are cut before the steps at which their contexts grow, and put together from pieces of many.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class TextDataModule(LightningDataModule):
         overfit_batches: int = 0,
         data_world: int = 1,
         data_rank: int | None = None,
+        growth: ContextGrowth | None = None,
     ) -> None:
         super().__init__()
         self.corpus = corpus
@@ -72,6 +77,12 @@ class TextDataModule(LightningDataModule):
         else:
             self.train_rows = min(len(corpus.train), overfit_batches * rows_at_once or len(corpus.train))
             self._order = corpus.order(seed, self.train_rows if overfit_batches else None)
+            stages = growth.stages if growth else ()
+            self._growing = GrowingOrder(
+                self._order,
+                tuple(Stage(end * self.rows_per_step, corpus.train.context_length // size) for size, end in stages),
+                seed,
+            )
         # What is to be learnt by heart is also what says whether it was.
         self._validated: Split = "train" if overfit_batches else "validation"
         validation_rows = self.train_rows if overfit_batches and self.train_rows else len(corpus.validation)
@@ -103,8 +114,8 @@ class TextDataModule(LightningDataModule):
             # A second worker would read everything a second time.
             options = {"batch_size": None, **self._options(min(self.num_workers, 1))}
         else:
-            rows = self.corpus.train
-            sampler = StepBatchSampler(self._order, *layout, start_step=self.batch_of(self.trainer.global_step))
+            rows = GrowingRows(self.corpus.train)
+            sampler = StepBatchSampler(self._growing, *layout, start_step=self.batch_of(self.trainer.global_step))
             options = {"batch_sampler": sampler, "collate_fn": collate, **self._options(self.num_workers)}
         self._loader = TimedLoader(rows, self.trainer.global_step, self._start, **options)
         return self._loader
@@ -132,7 +143,8 @@ class TextDataModule(LightningDataModule):
             return f"its rows lie before {self._loader.states.get(step + 1)} in the stream"
         size = self.batch_size * self.accumulate
         layout = {"batch_size": size, "data_rank": self.data_rank, "data_world": self.data_world}
-        rows = batch_rows(self.batch_of(step), order=self._order, **layout)
+        read = batch_rows(self.batch_of(step), order=self._growing, **layout)
+        rows = [row for index in read for row in ([index] if isinstance(index, int) else [p.row for p in index])]
         documents = sorted({number for row in rows for number in self.corpus.documents_of(row)})
         named = f", with documents {_shorten(documents)}," if documents else ""
         return f"its batch is rows {_shorten(rows)}{named} of the training data"
@@ -142,7 +154,7 @@ class TextDataModule(LightningDataModule):
         return self._loader.take_wait() if self._loader is not None else 0.0
 
     def part_rows(self, step: int) -> dict[str, int]:
-        """How many rows each part of a mixture has given in the first so many steps."""
+        """How many rows each part of a mixture has given in the first so many steps; of pieces, as many on average."""
         order = None if self.corpus.is_stream else self._order
         if not isinstance(order, MixtureOrder):
             return {}

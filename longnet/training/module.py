@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from longnet.config.schema import OptimConfig
 from longnet.parallel import SequenceShare
 
+from .growth import ContextGrowth
 from .loss import LossSums, linear_cross_entropy
 from .optim import build_optimizer
 from .pretrained import head_weight, hidden_states
@@ -45,7 +46,7 @@ class LongNetModule(LightningModule):
         max_steps: the length of the run, for the schedule.
         micro_batch_size: rows per forward pass; a batch is a whole number of these.
         seed: with the step and the process's rank it fixes dropout, so a resumed run needs no random state.
-        context_growth: (context, share of the steps): up to that share, rows are cut into pieces of that context.
+        growth: at first, rows are cut into pieces of shorter contexts.
     """
 
     tokens_seen: Tensor
@@ -60,7 +61,7 @@ class LongNetModule(LightningModule):
         max_steps: int,
         micro_batch_size: int,
         seed: int,
-        context_growth: Sequence[tuple[int, float]] = (),
+        growth: ContextGrowth | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -81,7 +82,7 @@ class LongNetModule(LightningModule):
         self._sound = torch.ones((), dtype=torch.bool)
         self._validation_sums = torch.zeros(2)
         self._max_steps = max_steps
-        self._context_growth = context_growth
+        self._growth = growth or ContextGrowth([], max_steps)
         self._schedule = build_schedule(
             optim.schedule, max_steps, optim.warmup_steps, optim.min_lr_ratio, optim.decay_fraction, optim.power
         )
@@ -188,7 +189,7 @@ class LongNetModule(LightningModule):
     def _backward_through(self, micro_batches: list[dict[str, Tensor]], scale: Tensor) -> Tensor:
         nll = torch.zeros((), device=self.device)
         for index, micro_batch in enumerate(micro_batches):
-            sums = self._loss_sums(micro_batch, self._context(self.global_step))
+            sums = self._loss_sums(micro_batch, self._growth.context(self.global_step))
             # Backward is not to run under autocast: it takes its dtypes from the forward pass.
             with self._gradient_sync(index == len(micro_batches) - 1), torch.autocast(self.device.type, enabled=False):
                 self.manual_backward(sums.loss * scale)
@@ -257,7 +258,7 @@ class LongNetModule(LightningModule):
         """The losses of the micro-batches of the last step once more, to look at how they come about."""
         step = self.global_step - 1
         self._seed_step(step)
-        context = self._context(step)
+        context = self._growth.context(step)
         with torch.no_grad(), self.trainer.precision_plugin.train_step_context():
             return [self._loss_sums(micro_batch, context).nll for micro_batch in self._micro_batches(batch)]
 
@@ -283,11 +284,6 @@ class LongNetModule(LightningModule):
         size = self.micro_batch_size
         starts = range(0, len(batch["input_ids"]), size)
         return [{name: rows[start : start + size] for name, rows in batch.items()} for start in starts]
-
-    def _context(self, step: int) -> int | None:
-        """The context of a step, where it is shorter than the rows."""
-        share = step / self._max_steps
-        return next((context for context, until in self._context_growth if share < until), None)
 
     def _loss_sums(self, batch: dict[str, Any], context: int | None = None) -> LossSums:
         ids, borders = batch["input_ids"], None

@@ -31,6 +31,7 @@ from .datamodule import TextDataModule
 from .environment import describe_environment
 from .evaluation import Evaluations
 from .finetune import choose_trained, merge_adapters
+from .growth import ContextGrowth
 from .guard import Guard, LossSpikeError
 from .header import describe_session
 from .interrupt import Interrupts
@@ -122,6 +123,7 @@ def build_session(job: JobConfig) -> Session:
         val_batches=job.trainer.val_batches,
         overfit_batches=job.trainer.overfit_batches,
         data_world=job.trainer.devices * job.trainer.num_nodes // job.strategy.sequence_parallel_size,
+        growth=_growth(job),
     )
     return Session(job, placement, run, console, module, data, checkpoint, start_step)
 
@@ -143,8 +145,13 @@ def build_module(job: JobConfig, corpus: Corpus, placement: Placement) -> LongNe
         job.trainer.max_steps,
         job.data.batch_size,
         job.seed,
-        [(int(context), share) for context, share in job.finetune.context_growth],
+        _growth(job),
     )
+
+
+def _growth(job: JobConfig) -> ContextGrowth:
+    stages = [(int(context), share) for context, share in job.finetune.context_growth]
+    return ContextGrowth(stages, job.trainer.max_steps)
 
 
 def _new_model(job: JobConfig, corpus: Corpus) -> LongNetForCausalLM:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -23,8 +24,8 @@ def test_a_sample_is_a_function_of_seed_and_index(task):
     again = sample(task, 3)
     assert np.array_equal(first.ids, again.ids)
     assert (first.answer_start, first.answer) == (again.answer_start, again.answer)
-    answers = {(seed, index): sample(task, index, seed=seed).answer for seed in range(3) for index in range(5)}
-    assert len(set(answers.values())) == len(answers)
+    others = [sample(task, index, seed=seed).ids.tobytes() for seed in range(3) for index in range(5)]
+    assert len(set(others)) == len(others)
 
 
 @tasks
@@ -50,6 +51,17 @@ def test_the_answers_are_right():
         text = BYTES.decode(made.prompt).decode()
         key = re.search(r"belongs to (\w+)\?$", text)[1]
         assert dict(re.findall(r"^(\w+): (\d+)$", text, re.MULTILINE))[key] == made.answer.strip()
+
+        made = sample("lookup", index, length=300)
+        text = BYTES.decode(made.ids).decode()
+        pairs = re.findall(r"([a-zA-Z])([^a-zA-Z.])", text)
+        assert set(Counter(pairs).values()) == {2}
+        assert len({letter for letter, _ in pairs}) == len(pairs) / 2 == len(made.also) + 1
+        assert pairs[-1][1] == made.answer
+        # Each of these has been seen before, the pair at the needle last of all.
+        for place in (*made.also, made.answer_start):
+            assert text.index(text[place - 1 : place + 1]) < place - 1
+        assert text.index(text[-2:]) == made.needle_start
 
         made = sample("copy", index)
         text = BYTES.decode(made.prompt).decode()
@@ -91,17 +103,26 @@ def test_the_answers_of_keys_and_chains_are_right():
 def test_a_needle_begins_at_any_token(task, bpe):
     for tokenizer in (BYTES, load_tokenizer(str(bpe))):
         text = "The pass key" if task == "passkey" else "The number" if "key" in task or task == "needle" else "Let "
+        text = "" if task == "lookup" else text
         for at in range(500, 520):
             made = sample(task, 2, 1000, tokenizer=tokenizer, at=at)
             assert (len(made.ids), made.needle_start) == (1000, at)
             assert tokenizer.decode(made.ids[at:]).decode().startswith(text)
-    with pytest.raises(ValueError, match="at=3: expected .* the nearest is"):
-        sample(task, 2, 1000, at=3)
+    with pytest.raises(ValueError, match="at=998: expected .* the nearest is"):
+        sample(task, 2, 1000, at=998)
 
 
 def test_only_needles_can_be_placed():
     with pytest.raises(ValueError, match="'copy' cannot be placed"):
         sample("copy", at=50)
+
+
+@pytest.mark.parametrize("depth", [0.0, 0.3, 1.0])
+def test_what_is_looked_up_lies_where_it_is_asked_to(depth):
+    for index in range(20):
+        made = sample("lookup", index, 256, depth=depth)
+        assert made.depth == pytest.approx(depth, abs=0.01)
+        assert made.needle_start == pytest.approx(depth * 252, abs=2)
 
 
 @pytest.mark.parametrize("task", ["passkey", "needle", "recall", "multi_hop"])
@@ -116,8 +137,8 @@ def test_the_needle_lies_where_it_is_asked_to(task, depth):
 
 @tasks
 def test_a_length_that_cannot_hold_it_is_refused_with_one_that_can(task):
-    with pytest.raises(ValueError, match=r"length=20 is too short for the task; expected at least \d+") as caught:
-        sample(task, length=20)
+    with pytest.raises(ValueError, match=r"length=3 is too short for the task; expected at least \d+") as caught:
+        sample(task, length=3)
     least = int(re.search(r"at least (\d+)", str(caught.value))[1])
     assert sample(task, length=least).answer
     with pytest.raises(ValueError):
@@ -140,7 +161,8 @@ def test_rows_predict_the_sample_or_its_answer_alone(task, answer_only, packing)
         row, (made,) = corpus.validation[index], corpus.validation.samples(index)
         labels = row["labels"].tolist()
         predicted = [label for label in labels if label != IGNORE_INDEX]
-        expected = made.ids[made.answer_start :].tolist() if answer_only else [*made.ids.tolist(), BYTES.eos_id]
+        known = [*made.also, *range(made.answer_start, len(made.ids))]
+        expected = made.ids[known].tolist() if answer_only else [*made.ids.tolist(), BYTES.eos_id]
         assert predicted == expected
         for place, label in enumerate(labels[:-1]):
             if label not in (IGNORE_INDEX, BYTES.eos_id):
@@ -148,8 +170,8 @@ def test_rows_predict_the_sample_or_its_answer_alone(task, answer_only, packing)
         assert sum(row.get("lengths", [600])) == 600
     labels = np.concatenate([corpus.validation[index]["labels"] for index in range(2)])
     assert corpus.content("validation", 2) == BYTES.decode(labels[labels != IGNORE_INDEX])
-    train = {corpus.train.samples(index)[0].answer for index in range(12)}
-    assert not train & {corpus.validation.samples(index)[0].answer for index in range(3)}
+    train = {corpus.train.samples(index)[0].ids.tobytes() for index in range(12)}
+    assert not train & {corpus.validation.samples(index)[0].ids.tobytes() for index in range(3)}
     padded = corpus.validation.padded_to_multiple(4)
     assert len(padded) == 4
     assert (padded[3]["labels"] == IGNORE_INDEX).all()
@@ -199,6 +221,7 @@ def test_samples_are_pinned():
         "needle": " 57751",
         "multi_key": " 77536",
         "recall": " 40304",
+        "lookup": "5",
         "copy": "kenoti biham",
         "multi_hop": " 82856",
         "variable_tracking": " geduju culi",

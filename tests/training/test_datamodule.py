@@ -10,6 +10,7 @@ import torch
 
 from longnet.data import Corpus, build_corpus
 from longnet.training.datamodule import TextDataModule
+from longnet.training.growth import ContextGrowth
 
 CONTEXT = 64
 
@@ -43,6 +44,19 @@ def test_training_begins_at_the_trainers_step(corpus):
     expected = steps(attached(corpus, batch_size=4), 6)[4:]
     resumed = steps(attached(corpus, batch_size=4, step=4), 2)
     assert all(map(torch.equal, expected, resumed))
+
+
+def test_before_the_context_grows_rows_are_put_together_from_pieces_of_many(corpus):
+    growth = ContextGrowth([(8, 0.5)], 6)
+    grown = steps(attached(corpus, batch_size=4, growth=growth), 6)
+    whole = steps(attached(corpus, batch_size=4), 6)
+    pieces, expected = (torch.cat(batches[:3]).reshape(-1, 8).tolist() for batches in (grown, whole))
+    assert pieces != expected
+    assert sorted(pieces) == sorted(expected)
+    assert all(map(torch.equal, grown[3:], whole[3:]))
+    resumed = steps(attached(corpus, batch_size=4, growth=growth, step=2), 2)
+    assert all(map(torch.equal, grown[2:], resumed))
+    assert "rows" in attached(corpus, batch_size=4, growth=growth).describe_batch(0)
 
 
 @pytest.mark.parametrize("val_batches", [None, 1, 2, 1000])

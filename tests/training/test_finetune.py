@@ -16,6 +16,7 @@ from longnet.config.schema import FinetuneConfig, OptimConfig
 from longnet.model import LongNetForCausalLM
 from longnet.model.hf import export_checkpoint
 from longnet.training.finetune import choose_trained
+from longnet.training.growth import ContextGrowth
 from longnet.training.module import LongNetModule
 from longnet.training.pretrained import attention_flops, head_weight, hidden_states
 from longnet.training.run import train
@@ -129,12 +130,18 @@ def test_a_decoder_with_its_own_code_trains(family: str, corpus: Path, tmp_path:
         torch.testing.assert_close(logits, trained(some_tokens()).logits, atol=1e-4, rtol=1e-4)
 
 
+def test_the_context_grows_at_shares_of_the_steps() -> None:
+    growth = ContextGrowth([(16, 0.25), (32, 0.75)], 8)
+    assert [growth.context(step) for step in range(8)] == [16, 16, 32, 32, 32, 32, None, None]
+    # 0.7 * 10 is a little more than 7.
+    assert ContextGrowth([(16, 0.7)], 10).stages == [(16, 7)]
+
+
 def test_the_context_grows_by_cutting_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     model = LongNetForCausalLM.from_hf(original("llama"), [8, 64], [1, 2])
-    module = LongNetModule(model, OptimConfig(), 8, 2, 0, context_growth=[(16, 0.25), (32, 0.75)])
+    module = LongNetModule(model, OptimConfig(), 8, 2, 0, ContextGrowth([(16, 0.25), (32, 0.75)], 8))
     # No trainer, and so no other process that shares the sequence.
     monkeypatch.setattr(LongNetModule, "_sequence", None)
-    assert [module._context(step) for step in range(8)] == [16, 16, 32, 32, 32, 32, None, None]
     batch = {"input_ids": some_tokens(2, 64), "labels": some_tokens(2, 64)}
     with torch.no_grad():
         cut = module._loss_sums(batch, 16)
