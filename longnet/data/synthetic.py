@@ -2,7 +2,7 @@
 
 A sample is a prompt that fills the length it is given and an answer that is only found far back in it. `passkey` hides
 a number in filler, `needle` the number of a name, `multi_key` those of several names, `recall` asks for one of many
-pairs, `lookup` for many, each a letter and a sign, `copy` repeats a text, `multi_hop` follows a chain of assignments
+pairs, `lookup` for signs of many kinds, `copy` repeats a text, `multi_hop` follows a chain of assignments
 scattered through filler, and `variable_tracking` asks for all names of such a chain.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import string
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,10 @@ HOPS = 4
 # Names with a number each, one of which is asked for.
 KEYS = 8
 CONSONANTS, VOWELS = "bcdfghjklmnprstvwz", "aeiou"
-# What is looked up, what is found, and what lies between: a token each for any tokenizer of bytes or of pieces of them.
-LETTERS, SIGNS, NOTHING = string.ascii_letters, string.digits + "!#$%&*+-/<=>?@^_~", "."
+# What asks, what is found (six signs of each kind), what lies between: a token each for any tokenizer of bytes or of
+# pieces of them.
+KINDS, NOTHING = "ABCDEFGHIJKLM", "."
+SIGNS = string.ascii_lowercase + "NOPQRSTUVWXYZ" + string.digits + "!\"#$%&'()*+,-/:;<=>?@[]^_{|}~"
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Sample:
         depth: Where in the prompt the needle lies, from 0 (the beginning) to 1.
         needle_start: The position of its first token in `ids`; 0 where a task has none.
         also: Positions of tokens in the prompt that can be known like the answer, from what stands before them.
+        rivals: Wrong answers of the same kind, each a token; empty where those of other samples will do.
     """
 
     ids: npt.NDArray[Any]
@@ -47,6 +51,7 @@ class Sample:
     depth: float
     needle_start: int = 0
     also: tuple[int, ...] = ()
+    rivals: tuple[int, ...] = ()
 
     @property
     def prompt(self) -> npt.NDArray[Any]:
@@ -58,6 +63,7 @@ class _Writer:
     """Joins texts that are encoded one by one, so that every length is known exactly."""
 
     def __init__(self, tokenizer: Tokenizer, words: np.random.Philox, length: int, at: int | None = None) -> None:
+        self.tokenizer = tokenizer
         self.encode = tokenizer.encode
         self.length = length
         self.at = at
@@ -67,9 +73,13 @@ class _Writer:
         """A number from 0 to limit - 1. From raw words, which numpy promises to be the same in every version."""
         return int(self._words.random_raw()) % limit
 
+    def draw(self, count: int) -> npt.NDArray[np.uint64]:
+        """So many words of 64 bits."""
+        return self._words.random_raw(count)
+
     def shuffled(self, count: int) -> npt.NDArray[Any]:
         """The numbers from 0 to count - 1 in any order."""
-        return np.argsort(self._words.random_raw(count), kind="stable")
+        return np.argsort(self.draw(count), kind="stable")
 
     def word(self) -> str:
         syllables = [CONSONANTS[self.below(len(CONSONANTS))] + VOWELS[self.below(len(VOWELS))] for _ in range(3)]
@@ -158,14 +168,14 @@ def recall(writer: _Writer, depth: float | None = None) -> Sample:
 
 
 def lookup(writer: _Writer, depth: float | None = None) -> Sample:
-    """Pairs that all stand twice, at any distance: the second time, the letter tells the sign.
+    """One sign of each kind, at any distance before its kind asks for it.
 
-    A letter and its sign are neighbours, so that one head that looks for the letter finds the sign, and a text has many
-    that can be looked up: with the least to learn, it tells best what an attention block can reach.
+    A kind is a letter, and which signs it has is always the same, so that a single look finds the one that is there:
+    with the least to learn, it tells best what an attention block can reach.
     """
-    letters, signs = (np.concatenate([writer.encode(x) for x in text]) for text in (LETTERS, SIGNS))
+    kinds, signs, nothing = (_tokens(writer.tokenizer, text) for text in (KINDS, SIGNS, NOTHING))
     writer.check_room(4)
-    # All but the pair that is asked for lie in places of two tokens, which begin at any token.
+    # All but the last question lie in places of two tokens, which begin at any token.
     offset = 0 if writer.at is None else writer.at % 2
     places = (writer.length - 2 - offset) // 2
     if writer.at is not None and not 0 <= writer.at <= offset + 2 * (places - 1):
@@ -176,20 +186,28 @@ def lookup(writer: _Writer, depth: float | None = None) -> Sample:
         else writer.below(places) if depth is None
         else round(depth * (places - 1))
     )  # fmt: skip
-    others = min(len(LETTERS) - 1, (places - 1) // 2)
+    others = min(len(KINDS) - 1, (places - 1) // 2)
     free = writer.shuffled(places - 1)[: 2 * others]
     free += free >= first
-    # The one that is asked for last; then the others, for the first and for the second time.
-    known = np.concatenate(([first], np.sort(free.reshape(-1, 2), axis=1).T.ravel()))
-    chosen = writer.shuffled(len(LETTERS))[: others + 1]
-    pairs = np.stack([letters[chosen], signs[[writer.below(len(SIGNS)) for _ in chosen]]], axis=1)
-    body = np.resize(writer.encode(NOTHING), (places, 2))
-    body[known] = pairs[[0, *range(1, others + 1), *range(1, others + 1)]]
-    head, tail = (np.resize(writer.encode(NOTHING), n) for n in (offset, writer.length - 2 - offset - 2 * places))
-    parts = [head, body.ravel(), tail, pairs[0, :1], pairs[0, 1:]]
-    sign = SIGNS[int(np.flatnonzero(signs == pairs[0, 1])[0])]
-    also = tuple(sorted((offset + 2 * known[1 + others :] + 1).tolist()))
-    return replace(_sample(parts, sign, first / max(places - 1, 1), offset + 2 * first), also=also)
+    shown, asked = np.sort(free.reshape(-1, 2), axis=1).T
+    chosen = writer.shuffled(len(KINDS))[: others + 1]
+    own = len(SIGNS) // len(KINDS)
+    found = own * chosen + (writer.draw(others + 1) % own).astype(np.int64)
+    body = np.resize(nothing, (places, 2))
+    body[[first, *shown], 0] = signs[found]
+    body[asked] = np.stack([kinds[chosen], signs[found]], axis=1)[1:]
+    head, tail = (np.resize(nothing, n) for n in (offset, writer.length - 2 - offset - 2 * places))
+    parts = [head, body.ravel(), tail, kinds[chosen[:1]], signs[found[:1]]]
+    also = tuple(np.sort(offset + 2 * asked + 1).tolist())
+    rivals = np.delete(signs[own * chosen[0] : own * (chosen[0] + 1)], found[0] % own)
+    made = _sample(parts, SIGNS[found[0]], first / max(places - 1, 1), offset + 2 * first)
+    return replace(made, also=also, rivals=tuple(rivals.tolist()))
+
+
+@lru_cache(maxsize=16)
+def _tokens(tokenizer: Tokenizer, text: str) -> npt.NDArray[Any]:
+    """The token of each character of a text."""
+    return np.concatenate([tokenizer.encode(character) for character in text])
 
 
 def copy(writer: _Writer, depth: float | None = None) -> Sample:

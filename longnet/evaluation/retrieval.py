@@ -28,7 +28,7 @@ from .losses import token_losses
 
 Advance = Callable[[int], None]
 
-# Wrong answers beside the right one; those of other samples of the same task.
+# Wrong answers beside the right one, where a sample has none of its own: those of other samples of the same task.
 RIVALS = 9
 # Tokens of an answer that are generated, and longest answer that is compared with others.
 GENERATED = 32
@@ -206,7 +206,10 @@ def score_samples(
         cache = LongNetCache(model.config)
         piece = max(1, batch_tokens // len(batch))
         hidden = read(model.model, torch.from_numpy(prompts).to(model.device), cache, keep=1, piece=piece)
-        judged = [_judge(model, hidden[row : row + 1], cache.branch([row]), answers, i) for row, i in enumerate(batch)]
+        judged = [
+            _judge(model, hidden[row : row + 1], cache.branch([row]), answers[i], _rivals(samples[i], answers))
+            for row, i in enumerate(batch)
+        ]
         generated = _generates(model, hidden, cache, [answers[index][:GENERATED] for index in batch])
         # Only here the host waits for the device.
         for index, (loss, right, best), same in zip(batch, torch.stack(judged).tolist(), generated, strict=True):
@@ -226,17 +229,24 @@ def _batches(samples: Sequence[Sample], batch_tokens: int) -> Iterator[list[int]
             yield members[begin : begin + at_once]
 
 
-def _judge(
-    model: LongNetForCausalLM, hidden: Tensor, cache: LongNetCache, answers: Sequence[np.ndarray], index: int
-) -> Tensor:
-    """The loss of an answer, its tokens that were the likeliest, and whether it is likelier than the others.
+def _rivals(sample: Sample, answers: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The sample's own, or the answers of others; none where they are too long to be compared."""
+    if sample.rivals:
+        return [np.array([rival], np.int64) for rival in sample.rivals]
+    answer = sample.ids[sample.answer_start :]
+    if len(answer) > GENERATED:
+        return []
+    return [other for other in answers if len(other) <= GENERATED and not np.array_equal(other, answer)][:RIVALS]
 
-    ``hidden`` (1, 1, C) is the state behind the prompt. The last is NaN where answers are too long to be compared.
+
+def _judge(
+    model: LongNetForCausalLM, hidden: Tensor, cache: LongNetCache, answer: np.ndarray, rivals: Sequence[np.ndarray]
+) -> Tensor:
+    """The loss of an answer, its tokens that were the likeliest, and whether it is likelier than its rivals.
+
+    ``hidden`` (1, 1, C) is the state behind the prompt. The last is NaN where there are none.
     """
-    answer = answers[index]
-    rivals = [other for other in answers if len(other) <= GENERATED and not np.array_equal(other, answer)][:RIVALS]
-    compare = len(answer) <= GENERATED and bool(rivals)
-    candidates = [answer, *(rivals if compare else [])]
+    candidates = [answer, *rivals]
     ids, inside = (made.to(model.device) for made in _padded(candidates))
     branched = cache.branch([0] * len(candidates))
     states = hidden.expand(len(candidates), 1, -1)
@@ -246,7 +256,7 @@ def _judge(
     # Means over the tokens: otherwise the shorter answer would win.
     means = (losses * inside).sum(1) / inside.sum(1)
     # Also of a model that gives no numbers it is known: it prefers nothing.
-    best = (means[0] < means[1:].min()).to(means.dtype) if compare else torch.full_like(means[0], torch.nan)
+    best = (means[0] < means[1:].min()).to(means.dtype) if rivals else torch.full_like(means[0], torch.nan)
     right = likeliest[0, : len(answer)].sum()
     return torch.stack((means[0] * len(answer), right.to(means.dtype), best))
 

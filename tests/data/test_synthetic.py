@@ -8,7 +8,7 @@ import pytest
 
 from longnet.data import TASKS, ByteTokenizer, build_corpus, build_sample, load_tokenizer
 from longnet.data.packing import IGNORE_INDEX
-from longnet.data.synthetic import PLACEABLE
+from longnet.data.synthetic import KINDS, PLACEABLE, SIGNS
 
 tasks = pytest.mark.parametrize("task", sorted(TASKS))
 BYTES = ByteTokenizer()
@@ -54,14 +54,16 @@ def test_the_answers_are_right():
 
         made = sample("lookup", index, length=300)
         text = BYTES.decode(made.ids).decode()
-        pairs = re.findall(r"([a-zA-Z])([^a-zA-Z.])", text)
-        assert set(Counter(pairs).values()) == {2}
-        assert len({letter for letter, _ in pairs}) == len(pairs) / 2 == len(made.also) + 1
-        assert pairs[-1][1] == made.answer
-        # Each of these has been seen before, the pair at the needle last of all.
+        asked = re.findall(f"([{KINDS}])([^.])", text)
+        assert sorted(kind for kind, _ in asked) == sorted(KINDS)
+        assert len(asked) == len(made.also) + 1
         for place in (*made.also, made.answer_start):
-            assert text.index(text[place - 1 : place + 1]) < place - 1
-        assert text.index(text[-2:]) == made.needle_start
+            # Its kind asks for a sign that was shown once before.
+            assert KINDS.index(text[place - 1]) == SIGNS.index(text[place]) // 6
+            assert text.count(text[place], 0, place) == 1
+        assert text.index(made.answer) == made.needle_start
+        kind = KINDS.index(text[made.answer_start - 1])
+        assert BYTES.decode(made.rivals).decode() == SIGNS[6 * kind : 6 * kind + 6].replace(made.answer, "")
 
         made = sample("copy", index)
         text = BYTES.decode(made.prompt).decode()
@@ -221,7 +223,7 @@ def test_samples_are_pinned():
         "needle": " 57751",
         "multi_key": " 77536",
         "recall": " 40304",
-        "lookup": "5",
+        "lookup": "j",
         "copy": "kenoti biham",
         "multi_hop": " 82856",
         "variable_tracking": " geduju culi",

@@ -34,7 +34,7 @@ def answer_loss(model, sample, answer):
 
 
 @pytest.mark.parametrize("batch_tokens", [50, 2000])
-@pytest.mark.parametrize("task", ["passkey", "multi_hop", "recall"])
+@pytest.mark.parametrize("task", ["passkey", "multi_hop", "recall", "lookup"])
 def test_likelihoods_are_those_of_the_whole_text(model, task, batch_tokens):
     made = samples(task, 420)
     scores = score_samples(model, BYTES, made, batch_tokens=batch_tokens)
@@ -42,8 +42,9 @@ def test_likelihoods_are_those_of_the_whole_text(model, task, batch_tokens):
     for sample, own, score in zip(made, answers, scores, strict=True):
         expected, right = answer_loss(model, sample, own)
         assert score.losses / score.tokens == pytest.approx(expected, rel=1e-4)
-        assert (score.tokens, score.right) == (6, right)
-        rivals = [answer_loss(model, sample, other)[0] for other in answers if not np.array_equal(other, own)]
+        assert (score.tokens, score.right) == (1 if task == "lookup" else 6, right)
+        wrong = [[rival] for rival in sample.rivals] or [x for x in answers if not np.array_equal(x, own)]
+        rivals = [answer_loss(model, sample, other)[0] for other in wrong]
         assert score.preferred == (expected < min(rivals))
 
 
@@ -64,6 +65,17 @@ class Parrot(LongNetForCausalLM):
             for token, following in after.items():
                 self.lm_head.weight[following] = 10 * codes[token]
         self.eval()
+
+
+@pytest.mark.parametrize(("strength", "preferred"), [(5, False), (20, True)])
+def test_knowing_the_kind_of_an_answer_is_not_preferring_it(strength, preferred):
+    made = samples("lookup")
+    kind, answer = made[0].ids[-2:].tolist()
+    parrot = Parrot({kind: made[0].rivals[0]})
+    with torch.no_grad():
+        # Likelier than any answer of the others in both cases.
+        parrot.lm_head.weight[answer] = strength * parrot.model.embed_tokens.weight[kind]
+    assert score_samples(parrot, BYTES, made, batch_tokens=2000)[0].preferred == preferred
 
 
 def test_what_is_generated_is_told_from_what_is_not():

@@ -54,7 +54,7 @@ def test_it_takes_a_step(override, checkpoint, tmp_path, monkeypatch):
     if "context_study" in override:
         overrides += ["finetune.context_growth=[[128,0.5]]"]
     if "recall_study" in override:
-        overrides += ["data.sample_lengths=[256]", "data.mixture=[{source: copy, weight: 1}]"]
+        overrides += ["data.sample_lengths=[256]"]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("train", overrides, return_hydra_config=True)
         HydraConfig.instance().set_config(cfg)
