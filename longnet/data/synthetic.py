@@ -28,6 +28,8 @@ CONSONANTS, VOWELS = "bcdfghjklmnprstvwz", "aeiou"
 # What asks, what is found (six signs of each kind), what lies between: a token each for any tokenizer of bytes or of
 # pieces of them.
 KINDS, NOTHING = "ABCDEFGHIJKLM", "."
+# Tokens by which the last question may come early: more than most dilation rates.
+SPARE = 32
 SIGNS = string.ascii_lowercase + "NOPQRSTUVWXYZ" + string.digits + "!\"#$%&'()*+,-/:;<=>?@[]^_{|}~"
 
 
@@ -175,9 +177,11 @@ def lookup(writer: _Writer, depth: float | None = None) -> Sample:
     """
     kinds, signs, nothing = (_tokens(writer.tokenizer, text) for text in (KINDS, SIGNS, NOTHING))
     writer.check_room(4)
-    # All but the last question lie in places of two tokens, which begin at any token.
-    offset = 0 if writer.at is None else writer.at % 2
-    places = (writer.length - 2 - offset) // 2
+    # Signs and questions begin at any token, so that no dilation has more of them than another: all but the last
+    # question lie in places of two tokens from an odd or an even one on, and that one up to so many before the end.
+    offset = writer.at % 2 if writer.at is not None else writer.below(2) if writer.length > 4 else 0
+    end = writer.length - (0 if writer.at is not None else writer.below(min(SPARE, max(writer.length // 4, 1))))
+    places = (end - 2 - offset) // 2
     if writer.at is not None and not 0 <= writer.at <= offset + 2 * (places - 1):
         nearest = min(max(writer.at, 0), offset + 2 * (places - 1))
         raise ValueError(f"at={writer.at}: expected 0 to {offset + 2 * (places - 1)}; the nearest is {nearest}")
@@ -196,7 +200,7 @@ def lookup(writer: _Writer, depth: float | None = None) -> Sample:
     body = np.resize(nothing, (places, 2))
     body[[first, *shown], 0] = signs[found]
     body[asked] = np.stack([kinds[chosen], signs[found]], axis=1)[1:]
-    head, tail = (np.resize(nothing, n) for n in (offset, writer.length - 2 - offset - 2 * places))
+    head, tail = (np.resize(nothing, n) for n in (offset, end - 2 - offset - 2 * places))
     parts = [head, body.ravel(), tail, kinds[chosen[:1]], signs[found[:1]]]
     also = tuple(np.sort(offset + 2 * asked + 1).tolist())
     rivals = np.delete(signs[own * chosen[0] : own * (chosen[0] + 1)], found[0] % own)

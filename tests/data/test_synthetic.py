@@ -123,7 +123,13 @@ def test_what_is_looked_up_lies_where_it_is_asked_to(depth):
     for index in range(20):
         made = sample("lookup", index, 256, depth=depth)
         assert made.depth == pytest.approx(depth, abs=0.01)
-        assert made.needle_start == pytest.approx(depth * 252, abs=2)
+        assert made.needle_start == pytest.approx(depth * (len(made.ids) - 4), abs=2)
+
+
+def test_what_is_looked_up_and_what_asks_lie_in_every_phase():
+    made = [sample("lookup", index, 256) for index in range(300)]
+    assert len({example.needle_start % 16 for example in made}) == 16
+    assert len({example.answer_start % 16 for example in made}) == 16
 
 
 @pytest.mark.parametrize("task", ["passkey", "needle", "recall", "multi_hop"])
@@ -222,7 +228,7 @@ def test_samples_are_pinned():
         "needle": " 57751",
         "multi_key": " 77536",
         "recall": " 40304",
-        "lookup": "j",
+        "lookup": "c",
         "copy": "kenoti biham",
         "multi_hop": " 82856",
         "variable_tracking": " geduju culi",
