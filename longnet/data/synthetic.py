@@ -28,9 +28,9 @@ CONSONANTS, VOWELS = "bcdfghjklmnprstvwz", "aeiou"
 # What asks, what is found (six signs of each kind), what lies between: a token each for any tokenizer of bytes or of
 # pieces of them.
 KINDS, NOTHING = "ABCDEFGHIJKLM", "."
+SIGNS = string.ascii_lowercase + "NOPQRSTUVWXYZ" + string.digits + "!\"#$%&'()*+,-/:;<=>?@[]^_{|}~"
 # Tokens by which the last question may come early: more than most dilation rates.
 SPARE = 32
-SIGNS = string.ascii_lowercase + "NOPQRSTUVWXYZ" + string.digits + "!\"#$%&'()*+,-/:;<=>?@[]^_{|}~"
 
 
 @dataclass(frozen=True)
