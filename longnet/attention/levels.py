@@ -144,17 +144,9 @@ def backward(
     if dropout_p == 0.0 and fused.unsupported(q) is None:
         if documents := _many_documents(q, pattern, cu_seqlens):
             dq, dk, dv = packed.backward(
-                _one_row(grad),
-                _one_row(q),
-                _one_row(k),
-                _one_row(v),
-                _one_row(out),
-                _one_row(lse),
-                pattern,
-                causal,
-                scale,
-                documents,
-            )
+                _one_row(grad), _one_row(q), _one_row(k), _one_row(v), _one_row(out), _one_row(lse),
+                pattern, causal, scale, documents,
+            )  # fmt: skip
             return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape)
         return fused.backward(grad, q, k, v, out, lse, pattern, causal, scale, _borders(q, cu_seqlens))
     dtype = torch.promote_types(q.dtype, torch.float32)

@@ -152,8 +152,10 @@ class GrowingOrder:
     def num_rows(self) -> int:
         return self.order.num_rows
 
-    def take(self, start: int, count: int) -> list[Index]:
+    def take(self, start: int, count: int) -> Sequence[Index]:
         """Give what is read at the places from `start` on: a row, or the pieces to be put together."""
+        if not self.stages or start >= self.stages[-1].end:
+            return self.order.take(start, count)
         return [self._at(place) for place in range(start, start + count)]
 
     def _at(self, place: int) -> Index:
