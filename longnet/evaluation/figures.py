@@ -80,7 +80,8 @@ def draw_evaluations(evaluations: Mapping[str, Mapping[str, Any]], target: Path)
         for number, (label, points) in enumerate(drawn.items()):
             x, y, low, high = zip(*points, strict=True) if points else ((), (), (), ())
             (line,) = axes.plot(x, y, marker="o", markersize=3, label=label, color=f"C{number}")
-            axes.fill_between(x, low, high, alpha=0.12, color=line.get_color())
+            # Bands that lie on each other stay as light as few of them.
+            axes.fill_between(x, low, high, alpha=0.3 / (1 + len(drawn)), color=line.get_color(), linewidth=0)
         axes.set_xlabel(along)
         axes.set_ylabel(upwards)
         axes.grid(alpha=0.3)

@@ -142,13 +142,19 @@ def placement_sweep(
     seed: int = 0,
     advance: Advance = lambda tokens: None,
 ) -> list[PlacementRow]:
-    """Needles on both sides of the borders of every segment length, and in every phase of the coarsest level."""
+    """Needles on both sides of the borders of every segment length, and in every phase of the coarsest level.
+
+    The questions of a place end at different tokens, over all phases of the coarsest level: what a query sees depends
+    on its own as much as on the needle's.
+    """
     rows = []
+    coarsest = _coarsest(_dilated(model.config))
     for place, offset, position in awkward_places(model.config, length):
         try:
             # The first token of a row is the end of the text before it.
             made = [
-                build_sample(task, tokenizer, length - 1, seed=seed, index=i, at=position - 1) for i in range(samples)
+                build_sample(task, tokenizer, length - 1 - i * coarsest // samples, seed=seed, index=i, at=position - 1)
+                for i in range(samples)
             ]
         except ValueError:
             # Too near to an end for a needle.
@@ -167,12 +173,7 @@ def placement_sweep(
 
 def awkward_places(config: LongNetConfig, length: int) -> list[tuple[str, int, int]]:
     """Where a dilated pattern may be blind, as (what place it is, offset from it, position)."""
-    specs = [config.block_spec(layer) for layer in range(config.num_hidden_layers)]
-    patterns = [
-        DilationPattern(tuple(spec["segment_lengths"]), tuple(spec["dilation_rates"]), shift=spec.get("shift", 0))
-        for spec in specs
-        if spec["name"] == "dilated"
-    ]
+    patterns = _dilated(config)
     places: dict[tuple[str, int], int] = {}
     for pattern in patterns:
         for segment, _ in pattern.levels:
@@ -181,12 +182,26 @@ def awkward_places(config: LongNetConfig, length: int) -> list[tuple[str, int, i
             if 0 < border < length:
                 for offset in BORDER_OFFSETS:
                     places[f"border of {segment}", offset] = border + offset
-    coarsest = max((rate for pattern in patterns for rate in pattern.dilation_rates), default=1)
+    coarsest = _coarsest(patterns)
     if coarsest > 1:
         step = max(1, coarsest // PHASES)
         for phase in range(0, coarsest, step):
             places[f"phase of {coarsest}", phase] = length // 3 // coarsest * coarsest + phase
     return [(place, offset, position) for (place, offset), position in places.items() if 0 < position < length]
+
+
+def _dilated(config: LongNetConfig) -> list[DilationPattern]:
+    """The patterns of the layers that have one."""
+    specs = [config.block_spec(layer) for layer in range(config.num_hidden_layers)]
+    return [
+        DilationPattern(tuple(spec["segment_lengths"]), tuple(spec["dilation_rates"]), shift=spec.get("shift", 0))
+        for spec in specs
+        if spec["name"] == "dilated"
+    ]
+
+
+def _coarsest(patterns: Sequence[DilationPattern]) -> int:
+    return max((rate for pattern in patterns for rate in pattern.dilation_rates), default=1)
 
 
 @torch.inference_mode()

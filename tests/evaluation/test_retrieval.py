@@ -155,6 +155,8 @@ def test_needles_lie_where_the_sweep_says(model, monkeypatch):
     assert {row.place for row in rows} >= {"border of 8", "border of 32", "phase of 2"}
     # An eos stands before the sample: its token number p - 1 is at position p.
     assert [sample.needle_start + 1 for sample in seen[::2]] == [row.position for row in rows]
+    # The questions of a place are in both phases.
+    assert [len(sample.ids) for sample in seen] == [299, 298] * len(rows)
     assert all(0 <= row.preferred_low <= row.preferred <= row.preferred_high <= 1 for row in rows)
 
 
