@@ -6,7 +6,8 @@ const chosen = {};
 const page = document.getElementById("page");
 const tip = document.getElementById("tip");
 
-const color = (run) => HUES[runs.indexOf(run) % HUES.length];
+/* Behind the hues that were chosen, steps of the golden angle: far from each other however many there are. */
+const color = (run) => HUES[runs.indexOf(run)] ?? `hsl(${(runs.indexOf(run) * 137.5) % 360} 60% 45%)`;
 const shown = () => runs.filter((run) => !hidden.has(run.name + run.label));
 const evaluated = (table) => shown().filter((run) => run.evaluation && (run.evaluation[table] || []).length);
 
@@ -97,7 +98,7 @@ function chart(parent, title, series, options = {}) {
     const banded = each.points.filter((p) => p[2] != null && p[3] != null);
     if (banded.length > 1) {
       const outline = [...banded.map((p) => [p[0], p[3]]), ...banded.reverse().map((p) => [p[0], p[2]])];
-      make(svg, "path", { d: "M" + outline.map((p) => `${x.at(p[0])} ${y.at(p[1])}`).join("L") + "Z", fill: each.color, opacity: 0.13 });
+      make(svg, "path", { d: "M" + outline.map((p) => `${x.at(p[0])} ${y.at(p[1])}`).join("L") + "Z", fill: each.color, opacity: 0.3 / (1 + series.length) });
     }
     if (!options.scatter) make(svg, "path", { d: line((p) => p[1]), fill: "none", stroke: each.color, "stroke-width": each.thin ? 1 : 1.8, opacity: each.thin ? 0.5 : 1, "data-run": each.name });
     if (options.scatter || each.points.length < 40) {
@@ -196,7 +197,7 @@ function heat(parent, run, rows, value) {
 function drawRetrieval() {
   const having = evaluated("retrieval");
   if (having.length) {
-    const place = section("Retrieval", "Preferred: the answer is likelier than nine others (chance is 10 %). Generated: greedy generation gives it. Tokens right: share of the answer's tokens that are the likeliest.");
+    const place = section("Retrieval", "Preferred: the answer is likelier than nine others (chance is 10 %), in lookup than five (17 %). Generated: greedy generation gives it. Tokens right: share of the answer's tokens that are the likeliest.");
     const task = menu(place, "task", "Task", [...new Set(having.flatMap((run) => run.evaluation.retrieval.map((r) => r.task)))]);
     place.append(" ");
     const value = menu(place, "value", "Measure", ["preferred", "generated", "tokens_right"]);
