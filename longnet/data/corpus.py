@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,14 +68,16 @@ class Corpus:
         packed = self.train if split == "train" else self.validation
         return b"" if isinstance(packed, RowStream) else self.tokenizer.decode(packed.predicted(rows))
 
-    def documents_of(self, row: int) -> list[int]:
-        """The numbers of the documents in a row of the training data, from 0 on; empty where rows are not packed."""
+    def documents_of(self, rows: Iterable[int]) -> list[int]:
+        """The numbers of the documents in rows of the training data, from 0 on; empty where rows are not packed."""
         if not isinstance(self.train, PackedRows):
             return []
         numbers: set[int] = set()
-        for start, end in self.train._stretches(row):
-            # Each document has an eos before it; those up to the row's first token are counted once, for an error.
-            before = _count(self.train.stream, start + 1, self.tokenizer.eos_id)
+        counted = before = 0
+        for start, end in sorted({stretch for row in rows for stretch in self.train._stretches(row)}):
+            # Each document has an eos before it. They are counted from the beginning on, once, for an error.
+            before += _count(self.train.stream, start + 1, self.tokenizer.eos_id, counted)
+            counted = start + 1
             inside = _count(self.train.stream, end, self.tokenizer.eos_id, start + 1)
             numbers |= set(range(max(before - 1, 0), before + inside))
         return sorted(numbers)

@@ -7,7 +7,7 @@ that share a row, as those of a sequence-parallel group do, have the same one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -20,7 +20,7 @@ from torch.utils.data import Sampler
 MIXTURE_PERIOD = 1000
 
 
-class Order(Protocol):
+class Order(Hashable, Protocol):
     """An endless sequence of rows."""
 
     @property
@@ -165,17 +165,22 @@ class GrowingOrder:
                 # As many rows as are shuffled together, fewer at the end of the stage.
                 most = max(self.together // pieces, 1)
                 first = place - (place - begin) % most
-                rows = min(most, end - first)
-                # A key of four, so that nothing else is drawn from the same words.
-                shuffled = permutation(rows * pieces, self.seed, (first, pieces, 0, 0))
+                rows, shuffled = _shuffled_pieces(self.order, first, min(most, end - first), pieces, self.seed)
                 own = shuffled[(place - first) * pieces : (place - first + 1) * pieces].tolist()
-                return tuple(Piece(self._row(first + piece // pieces), piece % pieces, pieces) for piece in own)
+                return tuple(Piece(rows[piece // pieces], piece % pieces, pieces) for piece in own)
             begin = end
-        return self._row(place)
-
-    def _row(self, place: int) -> int:
         (row,) = self.order.take(place, 1)
         return row
+
+
+# A few, since a batch may lie in two.
+@lru_cache(maxsize=4)
+def _shuffled_pieces(
+    order: Order, first: int, count: int, pieces: int, seed: int
+) -> tuple[list[int], npt.NDArray[Any]]:
+    """Rows at the places from `first` on, and the order of all their pieces."""
+    # A key of four, so that nothing else is drawn from the same words.
+    return order.take(first, count), permutation(count * pieces, seed, (first, pieces, 0, 0))
 
 
 @lru_cache(maxsize=16)

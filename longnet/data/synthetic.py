@@ -211,7 +211,11 @@ def lookup(writer: _Writer, depth: float | None = None) -> Sample:
 @lru_cache(maxsize=16)
 def _tokens(tokenizer: Tokenizer, text: str) -> npt.NDArray[Any]:
     """The token of each character of a text."""
-    return np.concatenate([tokenizer.encode(character) for character in text])
+    # Behind one for a space, in some tokenizers.
+    tokens = np.array([tokenizer.encode(character)[-1] for character in text])
+    if len(set(tokens.tolist())) < len(text):
+        raise ValueError(f"data.tokenizer={tokenizer.name}: lookup needs a token for each of {text}; try data=recall")
+    return tokens
 
 
 def copy(writer: _Writer, depth: float | None = None) -> Sample:

@@ -102,9 +102,14 @@ class SyntheticRows(Dataset[Row]):
         return row
 
     def piece(self, index: int, number: int, of: int) -> Row:
-        """Give one of the equal parts of a row."""
-        length = self.context_length // of
-        return {name: values[number * length : (number + 1) * length] for name, values in self[index].items()}
+        """Give one of so many shorter rows in the place of one, with samples that fit: cut ones would be riddles."""
+        shorter = copy.copy(self)
+        shorter.context_length //= of
+        shorter._lengths = [min(length, shorter.context_length) for length in self._lengths]
+        shorter._first, shorter._num_rows, shorter._num_samples = (
+            of * rows for rows in (self._first, self._num_rows, self._num_samples)
+        )
+        return shorter[of * index + number]
 
     def predicted(self, rows: int | None = None) -> npt.NDArray[Any]:
         """Give the labels of the first rows, or of all, without padding."""

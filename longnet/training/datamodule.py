@@ -14,12 +14,16 @@ from torch.utils.data import DataLoader
 from longnet.data import Corpus, StepBatchSampler, validation_batches
 from longnet.data.documents import Split
 from longnet.data.growing import GrowingRows
+from longnet.data.mixture import MixedRows, Rows
 from longnet.data.packing import Row, collate
-from longnet.data.sampling import GrowingOrder, MixtureOrder, Stage, batch_rows
+from longnet.data.sampling import GrowingOrder, Index, MixtureOrder, Stage, batch_rows
 from longnet.data.stream import RowStream, StreamBatches
 from longnet.parallel import MeshShape
 
 from .growth import ContextGrowth
+
+# Rows and documents that a message names.
+SHOWN = 32
 
 
 class TextDataModule(LightningDataModule):
@@ -36,7 +40,8 @@ class TextDataModule(LightningDataModule):
         data_world: how many groups of processes read different rows. Processes of one group, which are neighbours in
             rank, share each row.
         data_rank: this process's group; by its rank when None.
-        growth: rows are cut before the steps at which their contexts grow, and put together from pieces of many.
+        growth: rows are cut before the steps at which their contexts grow, and put together from pieces of many. A run
+            that goes on keeps the steps it began with.
     """
 
     def __init__(
@@ -64,7 +69,8 @@ class TextDataModule(LightningDataModule):
         self._start: dict[str, int] | None = None
         # Data left out for good: [step, batches]: before that step, so many batches are passed over.
         self.left_out: list[list[int]] = []
-        self._decided: list[list[int]] = []
+        self._decided: list[list[int]] | None = None
+        self.growth = growth or ContextGrowth([], 0)
         rows_at_once = batch_size * data_world
         self.rows_per_step = rows_at_once * accumulate
         if isinstance(corpus.train, RowStream):
@@ -77,12 +83,7 @@ class TextDataModule(LightningDataModule):
         else:
             self.train_rows = min(len(corpus.train), overfit_batches * rows_at_once or len(corpus.train))
             self._order = corpus.order(seed, self.train_rows if overfit_batches else None)
-            stages = growth.stages if growth else ()
-            self._growing = GrowingOrder(
-                self._order,
-                tuple(Stage(end * self.rows_per_step, corpus.train.context_length // size) for size, end in stages),
-                seed,
-            )
+            _check_pieces(corpus.train, self._growing)
         # What is to be learnt by heart is also what says whether it was.
         self._validated: Split = "train" if overfit_batches else "validation"
         validation_rows = self.train_rows if overfit_batches and self.train_rows else len(corpus.validation)
@@ -100,6 +101,16 @@ class TextDataModule(LightningDataModule):
         assert self.trainer is not None
         sharing = max(self.trainer.world_size // self.data_world, 1)
         return MeshShape(self.data_world, sharing).data_rank(self.trainer.global_rank)
+
+    @property
+    def _growing(self) -> GrowingOrder:
+        context = self.corpus.train.context_length
+        stages = tuple(Stage(end * self.rows_per_step, context // size) for size, end in self.growth.stages)
+        return GrowingOrder(self._order, stages, self.seed)
+
+    def context_of(self, step: int) -> int | None:
+        """The context that the rows of a step are cut to; None where they are whole."""
+        return self.growth.context(self.batch_of(step))
 
     def validation_content(self) -> bytes:
         """The bytes that validation predicts, for measuring something else on the same ones."""
@@ -132,8 +143,11 @@ class TextDataModule(LightningDataModule):
         return step + sum(batches for start, batches in self.left_out if start <= step)
 
     def leave_out(self, step: int, batches: int) -> None:
-        """Passes over the next so many batches of a run that is about to go on from the checkpoint of ``step``."""
-        self._decided = self.left_out = [[step, batches]]
+        """Passes over what so many steps from ``step`` on were trained on, where a run is about to go on from."""
+        known = [[start, passed] for start, passed in self.left_out if start <= step]
+        more = self.batch_of(step + batches) - step - sum(passed for _, passed in known)
+        # The checkpoint of that step need not know all of it: some may have been decided since.
+        self._decided = self.left_out = [*known, [step, more]]
         self._start = self._loader = None
 
     def describe_batch(self, step: int) -> str:
@@ -144,10 +158,11 @@ class TextDataModule(LightningDataModule):
         size = self.batch_size * self.accumulate
         layout = {"batch_size": size, "data_rank": self.data_rank, "data_world": self.data_world}
         read = batch_rows(self.batch_of(step), order=self._growing, **layout)
-        rows = [row for index in read for row in ([index] if isinstance(index, int) else [p.row for p in index])]
-        documents = sorted({number for row in rows for number in self.corpus.documents_of(row)})
+        pieces = "" if all(isinstance(index, int) for index in read) else "pieces of "
+        rows = sorted({row for index in read for row in _rows_of(index)})
+        documents = self.corpus.documents_of(rows[:SHOWN])
         named = f", with documents {_shorten(documents)}," if documents else ""
-        return f"its batch is rows {_shorten(rows)}{named} of the training data"
+        return f"its batch is {pieces}rows {_shorten(rows)}{named} of the training data"
 
     def take_wait(self) -> float:
         """Seconds that training has waited for batches since the last call."""
@@ -170,6 +185,7 @@ class TextDataModule(LightningDataModule):
             "step": step,
             "rows_per_step": self.rows_per_step,
             "left_out": self.left_out,
+            "growth": self.growth.stages,
             "stream": place if self.corpus.is_stream else None,
         }
 
@@ -183,7 +199,10 @@ class TextDataModule(LightningDataModule):
                 "data.batch_size x trainer.accumulate x data ranks"
             )
         self._start = state_dict["stream"]
-        self.left_out = [*state_dict["left_out"], *self._decided]
+        self.left_out = state_dict["left_out"] if self._decided is None else self._decided
+        self._decided = None
+        # Not by the steps of this run, which may have another end: the same pieces would come again.
+        self.growth.stages = [(context, end) for context, end in state_dict.get("growth", self.growth.stages)]
 
     def _options(self, num_workers: int) -> dict[str, Any]:
         assert self.trainer is not None
@@ -196,9 +215,23 @@ class TextDataModule(LightningDataModule):
         }
 
 
-def _shorten(numbers: Sequence[int], most: int = 32) -> str:
-    shown = ", ".join(map(str, numbers[:most]))
-    return shown if len(numbers) <= most else f"{shown} and {len(numbers) - most} more"
+def _rows_of(index: Index) -> list[int]:
+    return [index] if isinstance(index, int) else [piece.row for piece in index]
+
+
+def _shorten(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:SHOWN]))
+    return shown if len(numbers) <= SHOWN else f"{shown} and {len(numbers) - SHOWN} more"
+
+
+def _check_pieces(rows: Rows | MixedRows, growing: GrowingOrder) -> None:
+    """Reads a piece of each kind: a task may need longer ones."""
+    for _, pieces in growing.stages:
+        for part in rows.parts if isinstance(rows, MixedRows) else [rows]:
+            try:
+                part.piece(0, 0, pieces)
+            except ValueError as error:
+                raise ValueError(f"finetune.context_growth has {rows.context_length // pieces}: {error}") from error
 
 
 class TimedLoader(DataLoader[Row]):

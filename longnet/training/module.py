@@ -26,7 +26,6 @@ from transformers import PreTrainedModel
 from longnet.config.schema import OptimConfig
 from longnet.parallel import SequenceShare
 
-from .growth import ContextGrowth
 from .loss import LossSums, linear_cross_entropy
 from .optim import build_optimizer
 from .pretrained import head_weight, hidden_states
@@ -46,7 +45,6 @@ class LongNetModule(LightningModule):
         max_steps: the length of the run, for the schedule.
         micro_batch_size: rows per forward pass; a batch is a whole number of these.
         seed: with the step and the process's rank it fixes dropout, so a resumed run needs no random state.
-        growth: at first, rows are cut into pieces of shorter contexts.
     """
 
     tokens_seen: Tensor
@@ -61,7 +59,6 @@ class LongNetModule(LightningModule):
         max_steps: int,
         micro_batch_size: int,
         seed: int,
-        growth: ContextGrowth | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -82,7 +79,6 @@ class LongNetModule(LightningModule):
         self._sound = torch.ones((), dtype=torch.bool)
         self._validation_sums = torch.zeros(2)
         self._max_steps = max_steps
-        self._growth = growth or ContextGrowth([], max_steps)
         self._schedule = build_schedule(
             optim.schedule, max_steps, optim.warmup_steps, optim.min_lr_ratio, optim.decay_fraction, optim.power
         )
@@ -189,7 +185,7 @@ class LongNetModule(LightningModule):
     def _backward_through(self, micro_batches: list[dict[str, Tensor]], scale: Tensor) -> Tensor:
         nll = torch.zeros((), device=self.device)
         for index, micro_batch in enumerate(micro_batches):
-            sums = self._loss_sums(micro_batch, self._growth.context(self.global_step))
+            sums = self._loss_sums(micro_batch, self._context_of(self.global_step))
             # Backward is not to run under autocast: it takes its dtypes from the forward pass.
             with self._gradient_sync(index == len(micro_batches) - 1), torch.autocast(self.device.type, enabled=False):
                 self.manual_backward(sums.loss * scale)
@@ -258,7 +254,7 @@ class LongNetModule(LightningModule):
         """The losses of the micro-batches of the last step once more, to look at how they come about."""
         step = self.global_step - 1
         self._seed_step(step)
-        context = self._growth.context(step)
+        context = self._context_of(step)
         with torch.no_grad(), self.trainer.precision_plugin.train_step_context():
             return [self._loss_sums(micro_batch, context).nll for micro_batch in self._micro_batches(batch)]
 
@@ -273,6 +269,11 @@ class LongNetModule(LightningModule):
     @property
     def _sequence(self) -> SequenceShare | None:
         return getattr(self.trainer.strategy, "sequence", None)
+
+    def _context_of(self, step: int) -> int | None:
+        """What rows are cut to in a step, as the data has put them together; other data modules need not know."""
+        context_of = getattr(getattr(self.trainer, "datamodule", None), "context_of", None)
+        return context_of(step) if context_of else None
 
     def _own_part(self, batch: dict[str, Any]) -> dict[str, Any]:
         """The positions of this process, where several share a sequence. Labels are shifted, so they go along."""

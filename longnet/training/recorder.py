@@ -25,7 +25,7 @@ class Recorder(StepCallback):
 
     Args:
         log_every: steps between rows.
-        flops_per_token: model FLOPs of a token, forward and backward.
+        flops_per_token: model FLOPs of a token, forward and backward, by what rows are cut to (None: not at all).
         matmul_dtype: the number format whose matrix products the model's are compared with.
         clock: counts the time in training.
         data: tells how long training waited for it.
@@ -35,7 +35,7 @@ class Recorder(StepCallback):
     def __init__(
         self,
         log_every: int,
-        flops_per_token: float,
+        flops_per_token: Mapping[int | None, float],
         matmul_dtype: torch.dtype,
         clock: TrainingClock,
         data: TextDataModule | None = None,
@@ -48,7 +48,10 @@ class Recorder(StepCallback):
         self.listeners = listeners
         self._clock = clock
         self._data = data
-        self._lap_positions = 0
+        # Since the last row, in this process.
+        self._positions = 0
+        self._flops = 0.0
+        self._counted = 0
         self._logged: int | None = None
         self._matmul_rate = math.inf
 
@@ -66,7 +69,7 @@ class Recorder(StepCallback):
                 logger.rewind(trainer.global_step if self._logged is None else self._logged)
         reset_peak_memory(pl_module.device)
         self._matmul_rate = measure_matmul_rate(pl_module.device, self.matmul_dtype)
-        self._lap_positions = pl_module.positions_computed
+        self._positions, self._flops, self._counted = 0, 0.0, pl_module.positions_computed
         self._clock.start()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -75,6 +78,7 @@ class Recorder(StepCallback):
     def on_step_end(self, trainer: Trainer, module: LightningModule, validated: bool) -> None:
         assert isinstance(module, LongNetModule)
         step = trainer.global_step
+        self._count(module, step - 1)
         row = {}
         if step % self.log_every == 0 or step >= trainer.max_steps:
             row = self._training_row(trainer, module)
@@ -92,12 +96,21 @@ class Recorder(StepCallback):
         self._clock.total = state_dict["seconds"]
         self._logged = state_dict.get("logged")
 
+    def _count(self, module: LongNetModule, step: int) -> None:
+        # A window may begin with one context and end with another.
+        positions = module.positions_computed - self._counted
+        context = self._data.context_of(step) if self._data is not None else None
+        self._positions += positions
+        self._flops += positions * self.flops_per_token[context]
+        self._counted = module.positions_computed
+
     def _training_row(self, trainer: Trainer, module: LongNetModule) -> dict[str, float]:
         module.settle()
         seconds = max(self._clock.lap(module.device), 1e-9)
         # Not only those with a label: the others cost as much.
-        rate = (module.positions_computed - self._lap_positions) * trainer.world_size / seconds
-        self._lap_positions = module.positions_computed
+        rate = self._positions * trainer.world_size / seconds
+        mfu = self._flops / seconds / self._matmul_rate
+        self._positions, self._flops = 0, 0.0
         data = {}
         if self._data is not None:
             rows = {f"rows/{part}": count for part, count in self._data.part_rows(trainer.global_step).items()}
@@ -108,7 +121,7 @@ class Recorder(StepCallback):
             "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
             "gradient_norm": float(module.gradient_norm),
             "tokens_per_second": rate,
-            "mfu": rate * self.flops_per_token / (self._matmul_rate * trainer.world_size),
+            "mfu": mfu,
             "peak_memory_gib": peak_memory_gib(module.device),
             **data,
         }

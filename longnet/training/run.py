@@ -114,6 +114,7 @@ def build_session(job: JobConfig) -> Session:
         # The jobs of a sweep share a process; what one has compiled must not use up the next one's share.
         torch.compiler.reset()
     module = build_module(job, corpus, placement)
+    stages = [(int(context), share) for context, share in job.finetune.context_growth]
     data = TextDataModule(
         corpus,
         batch_size=job.data.batch_size,
@@ -123,7 +124,7 @@ def build_session(job: JobConfig) -> Session:
         val_batches=job.trainer.val_batches,
         overfit_batches=job.trainer.overfit_batches,
         data_world=job.trainer.devices * job.trainer.num_nodes // job.strategy.sequence_parallel_size,
-        growth=_growth(job),
+        growth=ContextGrowth(stages, job.trainer.max_steps),
     )
     return Session(job, placement, run, console, module, data, checkpoint, start_step)
 
@@ -139,19 +140,7 @@ def build_module(job: JobConfig, corpus: Corpus, placement: Placement) -> LongNe
         activation_checkpointing.apply(model, recompute.kind, recompute.every, job.trainer.tile, placement.compile)
     else:
         activation_checkpointing.apply_to_decoder(model, recompute.kind, placement.compile)
-    return LongNetModule(
-        model,
-        job.optim,
-        job.trainer.max_steps,
-        job.data.batch_size,
-        job.seed,
-        _growth(job),
-    )
-
-
-def _growth(job: JobConfig) -> ContextGrowth:
-    stages = [(int(context), share) for context, share in job.finetune.context_growth]
-    return ContextGrowth(stages, job.trainer.max_steps)
+    return LongNetModule(model, job.optim, job.trainer.max_steps, job.data.batch_size, job.seed)
 
 
 def _new_model(job: JobConfig, corpus: Corpus) -> LongNetForCausalLM:
@@ -199,6 +188,8 @@ def fit(session: Session) -> None:
     clock = TrainingClock()
     warn = _warner(console)
     loggers = build_loggers(job.logger, run, session.data.corpus.weights, warn)
+    contexts = [None, *(size for size, _ in session.data.growth.stages)]
+    flops = {size: training_flops_per_token(module.model, size or job.data.context_length) for size in contexts}
     flush = next(logger.flush for logger in loggers if isinstance(logger, MetricsFile))
     io = DirectoryCheckpointIO(job.callbacks.keep_last, job.callbacks.save_async, job.strategy.timeout, warn, flush)
     checkpoints = Checkpoints(run.checkpoints, io, job.callbacks.save_every, config_hash(job), clock)
@@ -210,7 +201,7 @@ def fit(session: Session) -> None:
         Guard(job.trainer.guard, session.data, warn),
         Recorder(
             job.trainer.log_every,
-            training_flops_per_token(module.model, job.data.context_length),
+            flops,
             session.placement.matmul_dtype,
             clock,
             session.data,

@@ -121,3 +121,12 @@ def test_empty_sides_are_refused(monkeypatch):
 def test_names_of_sources_are_known_without_torch():
     code = "import sys; from longnet.data import SOURCES; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("packing", ["concat", "isolate", "whole"])
+def test_rows_have_the_documents_that_each_of_them_has(packing):
+    corpus = build(context_length=4, packing=packing)
+    alone = [corpus.documents_of([row]) for row in range(len(corpus.train))]
+    assert alone[0] == [0]
+    assert [1] in alone
+    assert corpus.documents_of([5, 2, 0, 5]) == sorted({*alone[0], *alone[2], *alone[5]})

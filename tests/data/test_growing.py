@@ -64,9 +64,8 @@ def test_the_order_is_pinned():
     [
         ROWS,
         MixedRows([PackedRows(STREAM, 16), PackedRows(STREAM + 500, 16)]),
-        SyntheticRows("copy", ByteTokenizer(), 64, 5),
     ],
-    ids=["packed", "mixed", "made up"],
+    ids=["packed", "mixed"],
 )
 def test_pieces_are_read_as_they_stand_in_their_rows(rows):
     growing = GrowingRows(rows)
@@ -77,3 +76,28 @@ def test_pieces_are_read_as_they_stand_in_their_rows(rows):
         for name in whole:
             parts = whole[name].chunk(4)
             assert torch.equal(read[name], torch.cat([parts[2], parts[0], parts[1], parts[3]]))
+
+
+@pytest.mark.parametrize("lengths", [None, [192, 1024]])
+def test_pieces_of_a_task_are_whole_samples(lengths):
+    rows = SyntheticRows("passkey", ByteTokenizer(), 4096, 5, first=3, answer_only=True, sample_lengths=lengths)
+    ask = "What is the pass key? The pass key is"
+    pieces = [rows.piece(row, number, 8) for row in range(5) for number in range(8)]
+    assert {len(piece["input_ids"]) for piece in pieces} == {512}
+    texts = [ByteTokenizer().decode(piece["input_ids"].numpy()).decode() for piece in pieces]
+    for text, piece in zip(texts, pieces, strict=True):
+        answers = [part.split(ask)[1][:6] for part in text.split("Somewhere")[1:]]
+        assert all(text.count(answer) == 3 for answer in answers)
+        assert (piece["labels"] >= 0).sum() == 6 * len(answers)
+    assert len(set(texts)) == len(texts)
+
+
+def test_rows_are_taken_once_for_all_their_pieces():
+    class Counted(EpochOrder):
+        def take(self, start, count):
+            taken.append(count)
+            return super().take(start, count)
+
+    taken = []
+    GrowingOrder(Counted(10, seed=11), (Stage(100, 8),), together=400).take(0, 100)
+    assert taken == [50, 50]

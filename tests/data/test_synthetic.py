@@ -126,6 +126,26 @@ def test_what_is_looked_up_lies_where_it_is_asked_to(depth):
         assert made.needle_start == pytest.approx(depth * (len(made.ids) - 4), abs=2)
 
 
+def test_a_sign_is_one_token_for_any_tokenizer():
+    class Spaced(ByteTokenizer):
+        """Puts a token for a space before some signs, as those of words do."""
+
+        def encode(self, text):
+            return super().encode(f" {text}" if text in "!$):" else text)
+
+    for index in range(100):
+        made = sample("lookup", index, 256, tokenizer=Spaced())
+        assert BYTES.decode(made.ids[made.answer_start :]).decode() == made.answer
+        assert (len(made.ids) - made.answer_start, len(made.rivals)) == (1, 5)
+
+    class Unknown(ByteTokenizer):
+        def encode(self, text):
+            return super().encode(text.replace("!", "?"))
+
+    with pytest.raises(ValueError, match="data.tokenizer=bytes: lookup needs a token for each of"):
+        sample("lookup", 0, 256, tokenizer=Unknown())
+
+
 def test_what_is_looked_up_and_what_asks_lie_in_every_phase():
     made = [sample("lookup", index, 256) for index in range(300)]
     assert len({example.needle_start % 16 for example in made}) == 16

@@ -56,7 +56,45 @@ def test_before_the_context_grows_rows_are_put_together_from_pieces_of_many(corp
     assert all(map(torch.equal, grown[3:], whole[3:]))
     resumed = steps(attached(corpus, batch_size=4, growth=growth, step=2), 2)
     assert all(map(torch.equal, grown[2:], resumed))
-    assert "rows" in attached(corpus, batch_size=4, growth=growth).describe_batch(0)
+    assert "its batch is pieces of rows" in attached(corpus, batch_size=4, growth=growth).describe_batch(0)
+
+
+def test_a_run_that_goes_on_to_another_end_keeps_the_steps_at_which_its_context_grows(corpus):
+    growth = [(8, 0.5)]
+    first = attached(corpus, batch_size=4, growth=ContextGrowth(growth, 6))
+    whole = steps(first, 6)
+    state = _state_after(first, 2)
+    longer = attached(corpus, batch_size=4, growth=ContextGrowth(growth, 100), step=2)
+    longer.load_state_dict(pickle.loads(pickle.dumps(state)))
+    assert [longer.context_of(step) for step in range(5)] == [8, 8, 8, None, None]
+    assert all(map(torch.equal, whole[2:], steps(longer, 4)))
+
+
+def test_the_context_is_that_of_the_data_where_some_of_it_is_left_out(corpus):
+    data = attached(corpus, batch_size=4, growth=ContextGrowth([(8, 0.5)], 6))
+    data.leave_out(1, 1)
+    assert [data.context_of(step) for step in range(4)] == [8, 8, None, None]
+
+
+def test_what_is_left_out_stays_so_however_often_a_run_goes_back(corpus):
+    data = attached(corpus, batch_size=4)
+    state = _state_after(data, 4)
+    data.leave_out(4, 3)
+    data.load_state_dict(state)
+    assert data.batch_of(4) == 7
+    # Its third batch from there on is bad, too.
+    data.leave_out(4, 3)
+    data.load_state_dict(state)
+    assert data.batch_of(4) == 10
+    # What was decided for a later step holds for an earlier one.
+    data.leave_out(2, 4)
+    assert (data.batch_of(2), data.left_out) == (12, [[2, 10]])
+
+
+def test_a_task_that_no_piece_can_hold_is_refused():
+    made = build_corpus("passkey", context_length=256, samples=8)
+    with pytest.raises(ValueError, match=r"finetune.context_growth has 16: length=15 is too short for the task"):
+        TextDataModule(made, batch_size=2, growth=ContextGrowth([(16, 0.5)], 6))
 
 
 @pytest.mark.parametrize("val_batches", [None, 1, 2, 1000])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from longnet.training.finetune import choose_trained
 from longnet.training.growth import ContextGrowth
 from longnet.training.module import LongNetModule
 from longnet.training.pretrained import attention_flops, head_weight, hidden_states
+from longnet.training.recorder import Recorder
 from longnet.training.run import train
 from tests.model.hf.originals import original
 from tests.model.models import some_tokens
@@ -139,7 +141,7 @@ def test_the_context_grows_at_shares_of_the_steps() -> None:
 
 def test_the_context_grows_by_cutting_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     model = LongNetForCausalLM.from_hf(original("llama"), [8, 64], [1, 2])
-    module = LongNetModule(model, OptimConfig(), 8, 2, 0, ContextGrowth([(16, 0.25), (32, 0.75)], 8))
+    module = LongNetModule(model, OptimConfig(), 8, 2, 0)
     # No trainer, and so no other process that shares the sequence.
     monkeypatch.setattr(LongNetModule, "_sequence", None)
     batch = {"input_ids": some_tokens(2, 64), "labels": some_tokens(2, 64)}
@@ -163,6 +165,23 @@ def test_a_run_takes_its_growth_from_the_config(llama: Path, corpus: Path, tmp_p
     train(tiny_job(tmp_path, corpus, run__name="whole", **common))
     grown, whole = (losses(tmp_path / name / "metrics.csv")[0] for name in ("grown", "whole"))
     assert grown["train/loss"] != whole["train/loss"]
+
+
+def test_flops_are_those_of_the_contexts_that_were_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longnet.training.recorder.peak_memory_gib", lambda device: 0.0)
+    clock = SimpleNamespace(lap=lambda device: 2.0)
+    data = SimpleNamespace(context_of=lambda step: 16 if step < 2 else None, part_rows=lambda step: {}, take_wait=float)
+    recorder: Any = Recorder(3, {16: 10.0, None: 100.0}, torch.float32, clock, data)  # type: ignore[arg-type]
+    recorder._matmul_rate = 1000.0
+    module = SimpleNamespace(
+        positions_computed=0, window_tokens=0, gradient_norm=0.0, device=torch.device("cpu"), settle=lambda: None
+    )
+    trainer = SimpleNamespace(world_size=2, global_step=3, optimizers=[SimpleNamespace(param_groups=[{"lr": 1.0}])])
+    for step in range(3):
+        module.positions_computed += 50
+        recorder._count(module, step)
+    row = recorder._training_row(trainer, module)
+    assert (row["tokens_per_second"], row["mfu"]) == (150, 3.0)
 
 
 def test_attention_flops_count_what_is_seen() -> None:

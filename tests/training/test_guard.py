@@ -181,6 +181,12 @@ def test_a_run_goes_back_and_leaves_the_data_out(make_job, monkeypatch, capsys, 
     assert [number for number, _ in taken] == [11]
 
 
+def test_a_run_that_goes_back_twice_leaves_out_both(make_job, monkeypatch):
+    taken = spike(monkeypatch, {4, 6})
+    train(make_job(**SPIKES))
+    assert [number for number, _ in taken] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
+
+
 def test_a_run_goes_back_only_so_often(make_job, monkeypatch):
     spike(monkeypatch, set(range(3, 99)))
     with pytest.raises(JobError, match=r"trainer\.guard\.rewinds=2 are spent"):
