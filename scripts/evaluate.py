@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from longnet.config.arguments import parse_arguments, script
+from longnet.config.bounds import BOUNDS
 from longnet.config.errors import ConfigError
 from longnet.config.evaluation import check_evaluation
 from longnet.config.schema import MeasurementConfig
@@ -55,10 +56,10 @@ def check(options: Options) -> tuple[Path, Path]:
     if options.model and options.out is None:
         problems.add("out", "out: has no value; give the directory for the results of model=... by out=DIR")
     check_evaluation(options, problems)
-    for name in ("max_tokens", "document_tokens", "samples", "batch_tokens"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            problems.add(name, f"{name}={value}: expected at least 1; the nearest is 1")
+    for name in ("max_tokens", "documents", "document_tokens", "samples", "batch_tokens"):
+        value, bound = getattr(options, name), BOUNDS[f"evaluation.{name}"]
+        if value is not None and not bound.admits(value):
+            problems.add(name, f"{name}={value}: expected {bound}{bound.nearest(value)}")
     checkpoint = Path(options.model) if options.model else Path(options.run or "") / "model"
     if options.run and not Path(options.run).is_dir():
         problems.add("run", f"run={options.run!r}: no such directory; expected a run's, for example runs/NAME")

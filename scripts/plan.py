@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from rich.table import Table
 from longnet.attention import DilationPattern
 from longnet.config import JobConfig
 from longnet.config.arguments import script
+from longnet.config.bounds import NOT_NEGATIVE, POSITIVE
 from longnet.config.cli import compose_job
 from longnet.config.machine import Machine
 from longnet.data.tokenizer import ByteTokenizer
@@ -73,9 +75,9 @@ def main(words: list[str]) -> None:
     job = compose_job(CONF, arguments.overrides, machine)
     placement = Placement("cuda", "bf16-mixed", True) if elsewhere else place(job.trainer)
     device = torch.device("cpu" if elsewhere else placement.accelerator)
-    given = arguments.device_gib or KNOWN_GIB.get(arguments.device)
-    room = int(given * GIB) if given else device_bytes(device)
-    host = int(arguments.host_gib * GIB) if arguments.host_gib else host_bytes()
+    given = KNOWN_GIB.get(arguments.device) if arguments.device_gib is None else arguments.device_gib
+    room = device_bytes(device) if given is None else int(given * GIB)
+    host = host_bytes() if arguments.host_gib is None else int(arguments.host_gib * GIB)
 
     console = Console(width=max(120, Console().width))
     whole = build_workload(job, placement)
@@ -107,6 +109,12 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     arguments = parser.parse_intermixed_args(words)
     if arguments.measure and arguments.device != "here":
         parser.error(f"--measure trains on this machine: expected no --device {arguments.device} with it")
+    for name, value in vars(arguments).items():
+        # A host without room is one that nothing is offloaded to; the others divide, or hold a model.
+        bound = NOT_NEGATIVE if name == "host_gib" else POSITIVE
+        if isinstance(value, float) and not (bound.admits(value) and math.isfinite(value)):
+            flag, nearest = name.replace("_", "-"), bound.nearest(value)
+            parser.error(f"--{flag} {value:g}: expected a finite number {bound}{nearest}")
     return arguments
 
 
@@ -116,12 +124,12 @@ def choose_rates(
     given = (arguments.matmul_tflops, arguments.attention_tflops, arguments.bandwidth_gbs)
     if arguments.device in KNOWN:
         rates = KNOWN[arguments.device]
-    elif all(given):
+    elif None not in given:
         rates = Rates("given", 1.0, 1.0, 1.0)
     else:
         rates = measure_rates(device, placement.matmul_dtype, workload)
     units = {"matmul": 1e12, "attention": 1e12, "bandwidth": 1e9}
-    changes = {name: value * units[name] for name, value in zip(units, given, strict=True) if value}
+    changes = {name: value * units[name] for name, value in zip(units, given, strict=True) if value is not None}
     return replace(rates, link=arguments.link_gbs * 1e9, **changes)
 
 

@@ -21,16 +21,19 @@ def main(words: list[str]) -> None:
     """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directories", nargs="+", type=Path, help="directories of runs or of results")
-    parser.add_argument("--labels", nargs="+", help="their names in the picture; by default the directories'")
+    parser.add_argument("--labels", nargs="+", help="their names; by default what tells the directories apart")
     parser.add_argument("--out", type=Path, default=Path("evaluations.png"), help="the file to write")
     arguments = parser.parse_args(words)
 
+    from longnet.evaluation.compare import distinct_labels
     from longnet.evaluation.figures import draw_evaluations
     from longnet.evaluation.report import latest_evaluation
 
-    labels = arguments.labels or [directory.name for directory in arguments.directories]
+    labels = arguments.labels or distinct_labels(arguments.directories)
     if len(labels) != len(arguments.directories):
         parser.error(f"--labels has {len(labels)} names for {len(arguments.directories)} directories")
+    if arguments.labels and len(set(labels)) < len(labels):
+        parser.error(f"--labels {' '.join(labels)}: expected a name of its own for each directory")
     found = [latest_evaluation(place) or latest_evaluation(place / "evaluation") for place in arguments.directories]
     if missing := [place for place, results in zip(arguments.directories, found, strict=True) if results is None]:
         expected = "expected a run that was evaluated, or what evaluate.py was given as out"

@@ -90,6 +90,12 @@ def distinct_parts(names: Sequence[str]) -> list[str]:
     return ["-".join(p[first : len(p) - last]) for p in parts]
 
 
+def distinct_labels(directories: Sequence[Path]) -> list[str]:
+    """What tells directories apart in their names; where that is nothing, their whole paths."""
+    names = distinct_parts([directory.resolve().name for directory in directories])
+    return names if len(set(names)) == len(names) else [str(directory) for directory in directories]
+
+
 def _number(cell: str) -> float | None:
     try:
         number = float(cell)

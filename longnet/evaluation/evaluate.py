@@ -95,7 +95,8 @@ def plan(model: LongNetForCausalLM, text: Text, options: MeasurementConfig) -> E
     looked_for = len(stream) and (options.documents or options.within_documents)
     borders = _documents(stream, text.tokenizer.eos_id) if looked_for else []
     stretches = borders if options.within_documents else [(0, len(stream) - 1)]
-    blocks = choose_blocks(stretches, contexts, options.max_tokens) if contexts else Blocks((), 0)
+    slides = trained if options.beyond == "slide" else None
+    blocks = choose_blocks(stretches, contexts, options.max_tokens, slides) if contexts else Blocks((), 0)
     most = options.document_tokens or len(stream)
     documents = [(start, min(end, start + most)) for start, end in _spread(borders, options.documents)]
     lengths = {task: _lengths(task, text.tokenizer, options, trained) for task in options.tasks}

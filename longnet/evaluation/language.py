@@ -29,8 +29,9 @@ class ContextRow:
     """The loss with a window of so many tokens, on the same targets for every window.
 
     Attributes:
-        context: tokens of a window; a target sees at least ``context - targets of a block`` of them.
-        read: tokens really read at once: the context, or the trained length where the window slides beyond it.
+        context: tokens of a window.
+        read: tokens really read at once: the context, or the trained length where the window slides beyond it; a
+            target sees at least ``read - targets of a block`` of them.
         tokens: targets.
         loss: nats a token, over all targets.
         low: lower end of the loss's 95 % interval.
@@ -77,17 +78,22 @@ class Blocks:
     size: int
 
 
-def choose_blocks(stretches: Sequence[tuple[int, int]], contexts: Sequence[int], max_tokens: int) -> Blocks:
+def choose_blocks(
+    stretches: Sequence[tuple[int, int]], contexts: Sequence[int], max_tokens: int, trained: int | None = None
+) -> Blocks:
     """Targets, evenly spread over stretches of a stream, that every context can be measured on.
 
-    A block has half as many tokens as the shortest window, and lies where the longest one fits into its stretch.
+    A block has half as many tokens as are read of the shortest window, and lies where the longest one fits into its
+    stretch.
 
     Args:
         stretches: first and last index of each: the whole stream, or its documents.
         contexts: the windows' lengths.
         max_tokens: targets at most.
+        trained: windows longer than this slide, as in `loss_by_context`; None reads them whole.
     """
-    size, longest = max(1, min(contexts) // 2), max(contexts)
+    longest = max(contexts)
+    size = max(1, min(*contexts, trained or longest) // 2)
     available = max((last - first + 1 for first, last in stretches), default=0)
     if available <= longest:
         raise ValueError(
@@ -126,6 +132,9 @@ def loss_by_context(
         trained: windows longer than this slide: each target sees the latest so many tokens. None reads them whole,
             at positions that training may never have had.
         advance: told of the tokens that were read.
+
+    Raises:
+        ValueError: if blocks are longer than what is read: not all of their targets would be predicted.
     """
     contexts = sorted(set(contexts))
     num_bytes = sum(len(tokenizer.decode(stream[end - blocks.size : end])) for end in blocks.ends)
@@ -151,6 +160,11 @@ def loss_by_context(
 def _block_sums(
     model: LongNetForCausalLM, stream: TokenStream, blocks: Blocks, window: int, batch_tokens: int, advance: Advance
 ) -> list[float]:
+    if blocks.size > window:
+        raise ValueError(
+            f"blocks of {blocks.size} tokens: expected at most the {window} that are read, as choose_blocks gives them "
+            f"for the same contexts and trained={window}"
+        )
     sums: list[float] = []
     at_once = max(1, batch_tokens // window)
     for begin in range(0, len(blocks.ends), at_once):

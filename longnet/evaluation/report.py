@@ -6,7 +6,7 @@ import base64
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from longnet.config import resolve_attention
 from longnet.config.schema import JobConfig
 from longnet.config.typed import Problems, convert
 
-from .compare import distinct_parts, read_run
+from .compare import distinct_labels, read_run
+from .results import TABLES
 from .sight import draw_sight, receptive_field
 
 PARTS = Path(__file__).parent
@@ -36,13 +37,10 @@ def write_report(run_dirs: Sequence[Path], target: Path) -> None:
         target: the HTML file.
 
     Raises:
-        ValueError: if a directory holds no run.
+        ValueError: if a directory holds no run, or a file of it is not whole.
     """
     runs = [collect_run(directory) for directory in run_dirs]
-    names = distinct_parts([run["name"] for run in runs])
-    # Where that leaves nothing to tell them apart by, the whole path does.
-    labels = names if len(set(names)) == len(names) else [str(directory) for directory in run_dirs]
-    for run, label in zip(runs, labels, strict=True):
+    for run, label in zip(runs, distinct_labels(run_dirs), strict=True):
         run["label"] = label
     page = {"runs": runs, "differences": differing_keys([run["config"] for run in runs])}
     for run in runs:
@@ -65,7 +63,7 @@ def collect_run(directory: Path) -> dict[str, Any]:
     file = directory / "config.yaml"
     if not file.is_file():
         raise ValueError(f"{directory} holds no run: expected the directory of one, with its config.yaml")
-    config = yaml.safe_load(file.read_text())
+    config = _read(file, yaml.safe_load, ["data.context_length"], "the config of a run, as train.py writes it")
     metrics = read_run(directory)
     curves = {column: _thin(metrics.series(column)) for column in CURVES if metrics.values(column)}
     found = {column: metrics.values(column) for column in SPEED}
@@ -86,15 +84,15 @@ def collect_run(directory: Path) -> dict[str, Any]:
 
 
 def latest_evaluation(directory: Path) -> dict[str, Any] | None:
-    """What `scripts/evaluate.py` left there; else the last one of the training itself."""
-    files = [path / "results.json" for path in directory.glob("step-*")]
-    whole = [file for file in files if file.is_file()]
-    last = max(whole, key=lambda file: int(file.parent.name.removeprefix("step-")), default=None)
-    file = directory / "results.json" if (directory / "results.json").is_file() else last
-    if file is None:
-        return None
-    results: dict[str, Any] = json.loads(file.read_text())
-    return results
+    """What `scripts/evaluate.py` left there; else the last one of the training itself.
+
+    Raises:
+        ValueError: if it is not whole, or a step has no number.
+    """
+    own = directory / "results.json"
+    files = [own] if own.is_file() else sorted(directory.glob("step-*/results.json"), key=_step)
+    expected = f"what scripts/evaluate.py writes, with {', '.join(TABLES)}"
+    return _read(files[-1], json.loads, TABLES, expected) if files else None
 
 
 def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -117,7 +115,8 @@ def _pattern(directory: Path, config: Mapping[str, Any]) -> dict[str, Any] | Non
         saved = directory / "model/config.json"
         if not saved.is_file():
             return None
-        shape = json.loads(saved.read_text())
+        sizes = ["num_attention_heads", "num_hidden_layers"]
+        shape = _read(saved, json.loads, sizes, f"the config of a model, with {' and '.join(sizes)}")
         heads, layers = shape["num_attention_heads"], shape["num_hidden_layers"]
     # Most models repeat one or two blocks over their depth.
     sights = [draw_sight(spec, context, heads) for spec in _distinct(specs[:layers])[:4]]
@@ -136,6 +135,24 @@ def _pattern(directory: Path, config: Mapping[str, Any]) -> dict[str, Any] | Non
             for sight in sights
         ],
     }
+
+
+def _read(file: Path, load: Callable[[str], Any], keys: Sequence[str], expected: str) -> dict[str, Any]:
+    """What a file holds, if that is a mapping with these dotted keys."""
+    try:
+        found = load(file.read_text())
+    except (ValueError, yaml.YAMLError):
+        found = None
+    if not isinstance(found, dict) or not _flatten(found).keys() >= set(keys):
+        raise ValueError(f"{file} is not whole: expected {expected}")
+    return found
+
+
+def _step(file: Path) -> int:
+    number = file.parent.name.removeprefix("step-")
+    if not number.isdecimal():
+        raise ValueError(f"{file.parent}: expected a number behind step-, for example step-100; rename it or move it")
+    return int(number)
 
 
 def _distinct(specs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

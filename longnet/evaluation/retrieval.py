@@ -83,7 +83,10 @@ class RetrievalRow:
 
 @dataclass(frozen=True)
 class PlacementRow:
-    """A needle that begins at a chosen token: at an offset from a segment's border, or in a dilation's phase."""
+    """A needle that begins at a chosen token: at an offset from a segment's border, or in a dilation's phase.
+
+    ``preferred`` is a share of the samples whose answers were compared with others, NaN where none were.
+    """
 
     task: str
     length: int
@@ -162,7 +165,8 @@ def placement_sweep(
             continue
         scores = score_samples(model, tokenizer, made, batch_tokens=batch_tokens, advance=advance)
         loss = mean_of_groups([s.losses for s in scores], [s.tokens for s in scores])
-        preferred = share(sum(bool(s.preferred) for s in scores), samples)
+        compared = [s.preferred for s in scores if s.preferred is not None]
+        preferred = share(sum(compared), len(compared))
         generated = sum(s.generated for s in scores) / samples
         rows.append(PlacementRow(
             task, length, place, offset, position, samples, loss.value, preferred.value, preferred.low, preferred.high,

@@ -44,7 +44,7 @@ def write_run(directory: Path, loss: float = 2.0, steps: int = 40, **changes: An
          PositionRow(64, 128, 64, loss, 1.8, 2.2, 7.4)],
         [RetrievalRow(task, n, d, 20, 1.0, 0.9, 1.1, 0.7, 1 - d / 2, 0.2, 1.0, d, 0.0, 1.0)
          for task in ("passkey", "needle") for n in (256, 512) for d in (0.0, 0.5, 1.0)],
-        [PlacementRow("needle", 512, "border of 64", o, 256 + o, 20, 1 + abs(o) / 9, 0.5, 0.3, 0.7, 0.5)
+        [PlacementRow("needle", 512, "border of 64", o, 256 + o, 20, 1 + abs(o) / 9, *[float("nan")] * 3, 0.5)
          for o in (-8, 0, 8)],
     ).save(directory / "evaluation")  # fmt: skip
     return directory

@@ -77,6 +77,21 @@ def test_runs_and_results_are_drawn(tmp_path, call):
     assert target.stat().st_size > 20_000
 
 
+def test_models_of_one_name_are_all_drawn(tmp_path, call, monkeypatch):
+    results = {"contexts": CONTEXTS, "positions": [], "retrieval": [], "placements": []}
+    places = [tmp_path / name / "evaluation" for name in ("a", "b")]
+    for place in places:
+        place.mkdir(parents=True)
+        (place / "results.json").write_text(json.dumps(results))
+    drawn = []
+    monkeypatch.setattr("longnet.evaluation.figures.draw_evaluations", lambda found, target: drawn.extend(found))
+    assert call(*places)[0] == 0
+    assert drawn == [str(place) for place in places]
+    code, _, err = call(*places, "--labels", "one", "one")
+    assert code == 2
+    assert "--labels one one: expected a name of its own for each directory" in err
+
+
 def test_what_cannot_be_drawn_is_said(tmp_path, call):
     code, _, err = call(tmp_path, "--out", tmp_path / "x.png")
     assert code == 2

@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from longnet.config.schema import MeasurementConfig
 from longnet.data import ByteTokenizer
+from longnet.evaluation.evaluate import plan
 from longnet.evaluation.language import bucket_of, bucket_range, choose_blocks, loss_by_context, loss_by_position
 from longnet.evaluation.losses import read_losses
+from longnet.evaluation.text import Text
 from tests.model.models import HYBRID, small_model
 
 STREAM = np.random.default_rng(0).integers(3, 200, 700).astype(np.uint16)
@@ -101,6 +104,23 @@ def test_a_window_slides_beyond_the_trained_length(model):
     read = loss_by_context(model, STREAM, [32, 64, 256], ByteTokenizer(), **options)
     assert read[1] == slid[1]
     assert read[2].loss != slid[2].loss
+
+
+def test_windows_that_all_slide_are_measured_on_what_is_read(model):
+    """Blocks as long as a window that is not read whole would have targets that are never predicted."""
+    options = MeasurementConfig(contexts=[256, 512], beyond="slide", documents=0, max_tokens=100)
+    evaluation = plan(model, Text(ByteTokenizer(), STREAM, "random"), options)
+    assert evaluation.blocks.size == model.config.max_position_embeddings // 2 == 32
+    expected = torch.cat([plain_losses(model, STREAM[end - 65 : end])[-32:] for end in evaluation.blocks.ends])
+    for row in evaluation.run().contexts:
+        assert (row.read, row.tokens) == (64, len(expected))
+        assert row.loss == pytest.approx(expected.mean().item(), rel=1e-4)
+    whole = [(0, len(STREAM) - 1)]
+    too_long = choose_blocks(whole, [256, 512], 100)
+    with pytest.raises(ValueError, match="blocks of 128 tokens: expected at most the 64 that are read"):
+        loss_by_context(model, STREAM, [256, 512], ByteTokenizer(), blocks=too_long, batch_tokens=512, trained=64)
+    # Where a window is no longer than the trained context, it alone says how long blocks are.
+    assert choose_blocks(whole, [64, 512], 100, trained=64) == choose_blocks(whole, [64, 512], 100)
 
 
 def test_buckets_hold_every_position_once():

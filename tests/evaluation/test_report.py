@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from longnet.config.cli import is_user_error
 from longnet.evaluation.report import collect_run, differing_keys, latest_evaluation, write_report
 
 from .pages import write_run
 
+EMPTY = {"contexts": [], "positions": [], "retrieval": [], "placements": []}
 ROOT = Path(__file__).parents[2]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -60,11 +62,34 @@ def test_long_curves_are_thinned_and_keep_their_ends(tmp_path):
 def test_the_evaluation_of_a_script_goes_before_those_of_training(tmp_path):
     for name, value in (("step-9", 9), ("step-10", 10)):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "results.json").write_text(json.dumps({"value": value}))
-    assert latest_evaluation(tmp_path) == {"value": 10}
-    (tmp_path / "results.json").write_text('{"value": 0}')
-    assert latest_evaluation(tmp_path) == {"value": 0}
+        (tmp_path / name / "results.json").write_text(json.dumps({**EMPTY, "value": value}))
+    assert latest_evaluation(tmp_path) == {**EMPTY, "value": 10}
+    (tmp_path / "results.json").write_text(json.dumps(EMPTY))
+    assert latest_evaluation(tmp_path) == EMPTY
     assert latest_evaluation(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize("text", ['{"contexts": [', "{}", "[]"])
+def test_results_that_are_not_whole_are_named(tmp_path, text):
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(ValueError, match=r"results\.json.*: expected what scripts/evaluate.py writes") as caught:
+        latest_evaluation(tmp_path)
+    assert is_user_error(caught.value)
+
+
+def test_a_step_without_a_number_is_named(tmp_path):
+    (tmp_path / "step-old").mkdir()
+    (tmp_path / "step-old/results.json").write_text(json.dumps(EMPTY))
+    with pytest.raises(ValueError, match="step-old: expected a number behind step-"):
+        latest_evaluation(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "data: [", "model: {}\n"])
+def test_a_config_that_is_not_whole_is_named(tmp_path, text):
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"config\.yaml.*: expected the config of a run") as caught:
+        collect_run(tmp_path)
+    assert is_user_error(caught.value)
 
 
 def test_the_page_holds_everything_itself(report):

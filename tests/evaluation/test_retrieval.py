@@ -160,6 +160,12 @@ def test_needles_lie_where_the_sweep_says(model, monkeypatch):
     assert all(0 <= row.preferred_low <= row.preferred <= row.preferred_high <= 1 for row in rows)
 
 
+def test_a_place_where_nothing_was_compared_prefers_nothing_and_rejects_nothing(model):
+    # The answer of a single sample has no others beside it.
+    rows = placement_sweep(model, BYTES, 300, samples=1, batch_tokens=1000)
+    assert all(np.isnan([row.preferred, row.preferred_low, row.preferred_high]).all() for row in rows)
+
+
 def test_a_model_that_gives_no_numbers_prefers_nothing():
     broken = small_model(vocab_size=384)
     with torch.no_grad():

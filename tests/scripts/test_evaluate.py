@@ -87,9 +87,12 @@ def test_a_checkpoint_on_other_text_gives_every_table(runs, tmp_path, evaluate):
 
 
 def test_everything_that_is_wrong_is_said_at_once(runs, evaluate, tmp_path):
-    code, _, err = evaluate("tasks=[passkye]", "depths=[2]", "contexts=[1]", "samples=0", f"run={tmp_path / 'none'}")
+    words = ("tasks=[passkye]", "depths=[2]", "contexts=[1]", "samples=0", "documents=-1")
+    code, _, err = evaluate(*words, f"run={tmp_path / 'none'}")
     assert code == 2
-    assert err.splitlines()[0] == "5 problems in the configuration:"
+    assert err.splitlines()[0] == "6 problems in the configuration:"
+    assert "samples=0: expected at least 1; the nearest is 1" in err
+    assert "documents=-1: expected at least 0; the nearest is 0" in err
     assert "did you mean passkey?" in err
     code, _, err = evaluate(f"run={runs / 'plain'}", "contexts=[100000]", "device=cpu")
     assert code == 1

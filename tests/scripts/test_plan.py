@@ -65,3 +65,17 @@ def test_everything_that_is_wrong_is_said_at_once_and_shortly(plan, capsys):
     assert "model=125: no such file in conf/model" in said
     assert "did you mean trainer.max_steps?" in said
     assert "data.batch_size=0: expected at least 1" in said
+
+
+@pytest.mark.parametrize("number", ["--host-gib=nan", "--host-gib=inf", "--device-gib=0", "--matmul-tflops=0"])
+def test_numbers_that_are_none_are_refused(plan, capsys, number):
+    with pytest.raises(SystemExit) as stopped:
+        plan("--device", "h200", number)
+    assert stopped.value.code == 2
+    assert f"{number.replace('=', ' ')}: expected a finite number" in capsys.readouterr().err
+
+
+def test_a_host_without_room_is_not_one_that_is_not_named(plan):
+    words = ("model=1b", "data.context_length=131072", "--device", "h200", "--host-gib")
+    assert "offload" in plan(*words, "500")
+    assert "offload" not in plan(*words, "0")
