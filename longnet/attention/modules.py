@@ -39,6 +39,8 @@ class DilatedAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.pattern = DilationPattern(tuple(segment_lengths), tuple(dilation_rates), heads, shift)
+        if not 0.0 <= attention_dropout < 1.0:
+            raise ValueError(f"dropout={attention_dropout}: expected a probability from 0 to below 1")
         self.softmax_scale = softmax_scale
         self.attention_dropout = attention_dropout
         self.backend = backend
@@ -68,7 +70,7 @@ class MultiheadDilatedAttention(nn.Module):
     """Dilated self-attention with projections, in the place of ``nn.MultiheadAttention(batch_first=True)``.
 
     Parameters have the names and shapes of nn.MultiheadAttention, so its state dict loads here. The attention weights
-    are never formed: the second result is always None, and masks other than ``is_causal`` are refused.
+    are never formed: the second result is always None; asking for it, and masks other than ``is_causal``, are refused.
 
     Args:
         embed_dim: width of the model, a multiple of num_heads.
@@ -108,6 +110,8 @@ class MultiheadDilatedAttention(nn.Module):
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.batch_first = True
+        # Keeps nn.TransformerEncoderLayer from computing dense attention with the weights by itself.
+        self._qkv_same_embed_dim = False
         self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **factory))
         self.in_proj_bias = nn.Parameter(torch.empty(3 * embed_dim, **factory)) if bias else None
         self.norm = nn.LayerNorm(embed_dim, eps=layer_norm_eps, **factory) if layer_norm else None
@@ -136,6 +140,8 @@ class MultiheadDilatedAttention(nn.Module):
         is_causal: bool = False,
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, None]:
+        if need_weights:
+            raise ValueError("need_weights=True: attention weights are never formed; expected False")
         if attn_mask is not None:
             raise ValueError("attn_mask is given: the pattern is the mask; use is_causal=True for a causal one")
         if key_padding_mask is not None:

@@ -18,9 +18,12 @@ from longnet.attention.incremental import Past, Turn
 from .cache import LongNetCache
 from .config import LongNetConfig
 from .layers import LongNetDecoderLayer, Projection, build_norm
-from .padding import find_padding
+from .padding import find_packing, find_padding
 from .reading import read
 from .rope import LongNetRotaryEmbedding, document_positions
+
+# What transformers' models may be asked for or be given, and this one does not know.
+UNSUPPORTED = ("output_hidden_states", "output_attentions", "inputs_embeds")
 
 
 class LongNetPreTrainedModel(PreTrainedModel):
@@ -175,14 +178,24 @@ class LongNetForCausalLM(LongNetPreTrainedModel, GenerationMixin):
         Args:
             input_ids: (B, N).
             attention_mask: as in ``LongNetModel.forward``: rows may be padded, each is as if alone.
-            position_ids: as in ``LongNetModel.forward``.
+            position_ids: as in ``LongNetModel.forward``; those of a single row that begin anew, as transformers'
+                padding-free collators give them, are documents packed into it.
             labels: (B, N), not shifted: position n is scored against label n + 1. -100 is left out.
             cu_seqlens: as in ``LongNetModel.forward``.
             logits_to_keep: only the last so many positions (0: all), or the positions themselves.
             past_key_values: what was read before. Long inputs are read in pieces, in bounded memory.
             use_cache: give back a cache with what was read.
-            kwargs: for transformers' loss, such as ``num_items_in_batch``.
+            kwargs: ``cu_seq_lens_q`` of such a collator, and what transformers' loss takes, such as
+                ``num_items_in_batch``.
         """
+        for name in UNSUPPORTED:
+            given = kwargs.pop(name, None)
+            if given is not None and given is not False:
+                raise ValueError(f"{name} is given: expected none; model.model(input_ids) has the last hidden states")
+        if cu_seqlens is None:
+            cu_seqlens = kwargs.get("cu_seq_lens_q")
+        if cu_seqlens is None and input_ids.shape[0] == 1 and attention_mask is None and past_key_values is None:
+            cu_seqlens = find_packing(position_ids)
         if past_key_values is None and use_cache:
             past_key_values = LongNetCache(self.config)
         if past_key_values is not None and not isinstance(past_key_values, LongNetCache):
@@ -212,5 +225,14 @@ class LongNetForCausalLM(LongNetPreTrainedModel, GenerationMixin):
                 f"cache_implementation={generation_config.cache_implementation!r}: expected None, since LongNet has a "
                 "cache of its own, bounded by its pattern"
             )
-        if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
+        cache = model_kwargs.get("past_key_values")
+        if cache is None and generation_config.use_cache:
             model_kwargs["past_key_values"] = LongNetCache(self.config)
+        # By now a mask of ones is gone. Both are as wide as the text.
+        text = (model_kwargs.get(name) for name in ("attention_mask", "position_ids"))
+        length = next((given.shape[1] for given in text if given is not None), None)
+        if isinstance(cache, LongNetCache) and length is not None and cache.columns >= length:
+            raise ValueError(
+                f"input_ids has {length} tokens, and past_key_values holds {cache.columns}: generate expects those and "
+                "at least one more; longnet.model.generation.stream reads on with new ones alone"
+            )

@@ -14,7 +14,8 @@ from .decoder import LongNetForCausalLM
 from .reading import read
 
 
-@torch.inference_mode()
+# Not inference_mode: what it leaves in the cache could not be read on from outside.
+@torch.no_grad()
 def stream(
     model: LongNetForCausalLM,
     input_ids: Tensor,

@@ -54,3 +54,11 @@ def find_padding(attention_mask: Tensor | None) -> Packing | None:
             "on the left or the right"
         )
     return Packing(mask, torch.nn.functional.pad(rows.cumsum(0), (1, 0)).to("cpu"))
+
+
+def find_packing(position_ids: Tensor | None) -> Tensor | None:
+    """The borders (documents + 1,) of a row whose positions (1, N) begin anew within it; None where they do not."""
+    starts = [] if position_ids is None else (position_ids[0, 1:] == 0).nonzero().flatten().tolist()
+    if position_ids is None or not starts:
+        return None
+    return torch.tensor([0, *(start + 1 for start in starts), position_ids.shape[1]])

@@ -131,7 +131,8 @@ class _LayerRun:
         self.trains = trains
         self.replay = _Replay(device)
         self.attention: _Attention | None = None
-        compiled = tiles.compiled and not (layer.training and layer.dropout.p > 0)
+        draws = layer.training and any(isinstance(part, nn.Dropout) and part.p > 0 for part in layer.modules())
+        compiled = tiles.compiled and not draws
         self.before_attention, self.after_attention = _tile_code(compiled)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -159,6 +160,7 @@ class _LayerRun:
             with self.replay.forward():
                 attention = self.attend(hidden)
         elif self.tiles.keep == "output":
+            self.replay.rewind("attention")
             with self.replay.forward():
                 self.project(hidden, attention.restored_inputs())
 
@@ -175,6 +177,8 @@ class _LayerRun:
 
         d_qkv = torch.autograd.grad(attention.out, attention.inputs, d_attended.tensor)
         del attention, d_attended
+        # Adapters have dropout in the projections.
+        self.replay.rewind("attention")
         for part in self.parts(hidden):
             leaves = _leaves(hidden[:, part])
             with self.replay.forward():

@@ -92,3 +92,15 @@ def test_refuses_what_it_cannot_do() -> None:
         module(x, x, x, key_padding_mask=torch.ones(1, 30))
     with pytest.raises(ValueError, match=r"query has shape \(30, 32\)"):
         module(x[0], x[0], x[0])
+    with pytest.raises(ValueError, match="need_weights=True: attention weights are never formed"):
+        module(x, x, x, need_weights=True)
+    with pytest.raises(ValueError, match=r"dropout=1.5: expected a probability from 0 to below 1"):
+        MultiheadDilatedAttention(32, 4, [8], [1], dropout=1.5)
+
+
+def test_serves_in_a_layer_of_torchs_own() -> None:
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 48, dropout=0.0, batch_first=True)
+    layer.self_attn = MultiheadDilatedAttention(32, 4, [8], [1])
+    x = torch.randn(2, 30, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(layer.eval()(x), layer.train()(x))

@@ -9,7 +9,13 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DataCollatorWithFlattening,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from longnet.attention import BLOCKS
 from longnet.model import LongNetConfig, LongNetForCausalLM, LongNetModel
@@ -101,6 +107,18 @@ def test_a_packed_document_gives_what_it_gives_alone(form: dict[str, Any]) -> No
     assert not torch.allclose(packed, model(torch.cat(documents, 1)).logits, atol=1e-3)
 
 
+@pytest.mark.parametrize("borders", [False, True])
+def test_takes_what_padding_free_collators_give(borders: bool) -> None:
+    model = small_model()
+    documents = [some_tokens(1, length) for length in (13, 1, 30)]
+    rows = [{"input_ids": document[0].tolist()} for document in documents]
+    batch = DataCollatorWithFlattening(return_flash_attn_kwargs=borders, return_tensors="pt")(rows)
+    result = model(**batch)
+    alone = torch.cat([model(document).logits for document in documents], 1)
+    torch.testing.assert_close(result.logits, alone, atol=1e-5, rtol=1e-5)
+    assert result.loss.isfinite()
+
+
 def test_positions_restart_in_a_packed_row() -> None:
     """RoPE does not see it unless its frequencies depend on the length, as here beyond a context of 32."""
     rope = {"rope_type": "dynamic", "factor": 4.0}
@@ -187,6 +205,10 @@ def test_says_what_it_cannot_do() -> None:
         model(tokens, attention_mask=gap)
     with pytest.raises(ValueError, match=r"attention_mask has shape \(2, 1, 40, 40\): expected \(batch, positions\)"):
         model(tokens, attention_mask=torch.ones(2, 1, 40, 40))
+    for name in ("output_hidden_states", "output_attentions"):
+        assert model(tokens, **{name: False}).hidden_states is None
+        with pytest.raises(ValueError, match=f"{name} is given: expected none"):
+            model(tokens, **{name: True})
     with pytest.raises(ValueError, match=r"input_ids has 65 positions: .*max_position_embeddings=64"):
         small_model(position_embedding="xpos")(some_tokens(1, 65))
 

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache, TextStreamer
 
 from longnet.model import LongNetCache, LongNetForCausalLM, read, read_stream
+from longnet.model.generation import stream
 
 from .models import DILATED, HYBRID, PAPER, SHIFTED, WINDOW, small_model, some_tokens
 
@@ -117,6 +118,14 @@ def test_goes_on_from_a_cache() -> None:
     assert torch.equal(again, model.generate(prompt, max_new_tokens=20))
 
 
+def test_goes_on_from_what_was_streamed() -> None:
+    model = small_model().double()
+    prompt, cache = some_tokens(1, 20), LongNetCache(model.config)
+    said = torch.tensor([[*stream(model, prompt, cache, 10)]])
+    again = model.generate(torch.cat([prompt, said], 1), past_key_values=cache, max_new_tokens=10)
+    assert torch.equal(again, model.generate(prompt, max_new_tokens=20))
+
+
 def test_streams() -> None:
     class Collector(TextStreamer):
         def __init__(self) -> None:
@@ -179,6 +188,9 @@ def test_says_what_does_not_fit() -> None:
         model(tokens[:1], past_key_values=cache)
     with pytest.raises(ValueError, match=r"cu_seqlens is given with past_key_values"):
         model(tokens, past_key_values=cache, cu_seqlens=torch.tensor([0, 40]))
+    for known in (tokens, tokens[:, :7]):
+        with pytest.raises(ValueError, match=r"input_ids has \d+ tokens, and past_key_values holds 40: .* one more"):
+            model.generate(known, past_key_values=cache, max_new_tokens=1)
     with pytest.raises(ValueError, match=r"cannot be cut back"):
         cache.crop(3)
     with pytest.raises(ValueError, match=r"input_ids has 80 positions: xPos"):

@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from longnet.config.schema import FinetuneConfig
 from longnet.model import LongNetForCausalLM
 from longnet.training import activation_checkpointing, tiling
+from longnet.training.finetune import choose_trained
 from longnet.training.loss import linear_cross_entropy
 
 from ..model.models import DILATED, HYBRID, PAPER, small_model, some_tokens
@@ -67,19 +69,26 @@ def test_offload_without_tiles(every: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("attention_dropout", [0.0, 0.3])
-def test_dropout_is_the_same_again_in_backward(kind: str, attention_dropout: float) -> None:
+@pytest.mark.parametrize(("attention_dropout", "lora_dropout"), [(0.0, None), (0.3, None), (0.3, 0.3)])
+def test_dropout_is_the_same_again_in_backward(kind: str, attention_dropout: float, lora_dropout: float | None) -> None:
     """Against finite differences, since tiles draw other numbers than whole layers do."""
     model = model_with(kind, 16, dropout=0.2, attention=[{**DILATED, "dropout": attention_dropout}])
-    direction = {name: torch.randn_like(weight) for name, weight in model.named_parameters()}
+    if lora_dropout is not None:
+        choose_trained(model, FinetuneConfig(train="lora", lora_dropout=lora_dropout, lora_rank=4))
+        model.double()
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                # They begin as 0, which nothing would come through.
+                torch.nn.init.normal_(weight, std=0.02)
+    direction = {name: torch.randn_like(weight) for name, weight in model.named_parameters() if weight.requires_grad}
     found = loss_and_gradients(model)
     slope = sum((found[name] * direction[name]).sum() for name in direction)
 
     def loss_at(step: float) -> Tensor:
         moved = copy.deepcopy(model)
         with torch.no_grad():
-            for name, weight in moved.named_parameters():
-                weight += step * direction[name]
+            for name in direction:
+                moved.get_parameter(name).add_(direction[name], alpha=step)
         return loss_and_gradients(moved)["loss"]
 
     assert torch.isclose((loss_at(1e-6) - loss_at(-1e-6)) / 2e-6, torch.as_tensor(slope), rtol=1e-6)

@@ -7,6 +7,7 @@ of transformers, through explicit masks, which is exact and O(N^2): import a mod
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,6 +58,11 @@ def longnet_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention function: q (B, H, M, D), k and v (B, Hkv, N, D), the last M of N positions."""
+    if kwargs.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+        raise ValueError(
+            f"attn_implementation='longnet': {type(module).__name__} looks both ways, or at another text; expected a "
+            "decoder's self-attention"
+        )
     if found := [name for name in UNSUPPORTED if kwargs.get(name) is not None]:
         raise ValueError(f"attn_implementation='longnet': {type(module).__name__} needs {found}, which it cannot do")
     if sliding_window is not None:
@@ -108,5 +114,18 @@ def _bias(pattern: DilationPattern, mask: Tensor | None, query: Tensor, num_keys
     return counts.log()
 
 
+def longnet_mask(*args: Any, **kwargs: Any) -> Tensor | None:
+    """transformers' mask function: none at all where rows are whole, since the operator is causal by itself."""
+    config = kwargs.get("config")
+    code = type(config).__module__.replace(".configuration_", ".modeling_")
+    if code in sys.modules and not hasattr(sys.modules[code], "ALL_ATTENTION_FUNCTIONS"):
+        # It would take the missing mask for leave to see everything.
+        raise ValueError(
+            f"attn_implementation='longnet': the code of {getattr(config, 'model_type', config)!r} computes attention "
+            "itself; expected a decoder that asks transformers' AttentionInterface for it"
+        )
+    return sdpa_mask(*args, **kwargs)
+
+
 AttentionInterface.register(NAME, longnet_attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionMaskInterface.register(NAME, longnet_mask)

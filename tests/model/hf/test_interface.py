@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from longnet.model import LongNetForCausalLM
 from longnet.model.hf import set_pattern
@@ -109,3 +109,23 @@ def test_a_missing_pattern_and_other_scores_are_refused(directory: Path) -> None
     set_pattern(config, **LEVELS)
     with pytest.raises(ValueError, match=r"Gemma2Attention needs \['softcap'\]"):
         AutoModelForCausalLM.from_config(config, attn_implementation="longnet")(some_tokens())
+
+
+@pytest.mark.parametrize("family", ["bloom", "codegen", "xglm"])
+def test_code_that_computes_attention_itself_is_refused(family: str) -> None:
+    """Without a mask it would see what is to come."""
+    shape = {"n_embd": 32, "d_model": 32, "n_layer": 1, "num_layers": 1, "n_head": 4, "rotary_dim": 4, "ffn_dim": 48}
+    config = AutoConfig.for_model(family, **SHAPE, **shape, attention_heads=4)
+    set_pattern(config, **LEVELS)
+    with pytest.raises(ValueError, match=f"the code of '{family}' computes attention itself; expected a decoder"):
+        AutoModelForCausalLM.from_config(config, attn_implementation="longnet")(some_tokens())
+
+
+@pytest.mark.parametrize("family", ["bert", "bart"])
+def test_attention_that_is_not_causal_is_refused(family: str) -> None:
+    layers = {"encoder_layers": 1, "decoder_layers": 1, "num_hidden_layers": 1, "d_model": 32}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+    config = AutoConfig.for_model(family, **SHAPE, **layers, **heads)
+    set_pattern(config, **LEVELS)
+    with pytest.raises(ValueError, match="Attention looks both ways, or at another text; expected a decoder's"):
+        AutoModel.from_config(config, attn_implementation="longnet")(some_tokens())
