@@ -2,6 +2,7 @@
 #   docker build --tag longnet .
 #   docker run --gpus all --shm-size 8g --volume "$PWD/runs:/longnet/runs" longnet
 #   docker run --gpus all longnet python train.py experiment=stdlib_gpu
+# docker stop kills after 10 seconds, which may be too few for a step and a save: docker stop --time 170 CONTAINER
 ARG PYTORCH=2.11.0-cuda12.8-cudnn9-runtime
 FROM pytorch/pytorch:${PYTORCH}
 

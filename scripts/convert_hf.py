@@ -9,9 +9,10 @@ is executed. An export loads in plain transformers if the pattern is one level o
 context, else after `import longnet`. source may also be a run's directory, runs/NAME.
 
 source, target: directories (or a .gguf file).  dtype: of the weights; null keeps them.
-import: segment_lengths, dilation_rates, heads, shift: the pattern; null keeps the model's own attention.
+import: segment_lengths, dilation_rates: the pattern; null keeps the model's own attention.  heads, shift: of the
+    pattern; null is all and 0.
     context: the context the model is made for; null keeps its own.  rope: keep, linear, ntk, dynamic or yarn, by which
-    positions are extended to it; base takes theta.  theta: the new base of RoPE.
+    positions are extended to it, or base.  theta: the new base of RoPE, with rope=base.
 export: dense: true insists on the original family, false on a LongNet, null takes the first that is right.
 """
 
@@ -24,6 +25,8 @@ from typing import Any, Literal
 from longnet.config.arguments import parse_arguments, script
 from longnet.config.errors import ConfigError
 
+SCALED = ("linear", "ntk", "dynamic", "yarn")
+
 
 @dataclass
 class ImportOptions:
@@ -31,8 +34,8 @@ class ImportOptions:
     target: str = ""
     segment_lengths: list[int] | None = None
     dilation_rates: list[int] | None = None
-    heads: Literal["all", "grouped"] = "all"
-    shift: int = 0
+    heads: Literal["all", "grouped"] | None = None
+    shift: int | None = None
     context: int | None = None
     rope: Literal["keep", "linear", "ntk", "dynamic", "yarn", "base"] = "keep"
     theta: float | None = None
@@ -57,9 +60,29 @@ def check(options: ImportOptions | ExportOptions) -> Path:
         problems.append(f"source={options.source!r}: no such file or directory")
     if options.target and target.exists() and (target.is_file() or any(target.iterdir())):
         problems.append(f"target={options.target!r}: it is there and not empty; expected a new directory")
+    if isinstance(options, ImportOptions):
+        problems += ignored(options)
     if problems:
         raise ConfigError(problems)
     return source
+
+
+def ignored(options: ImportOptions) -> list[str]:
+    """What is wrong with options that others would leave without an effect."""
+    problems = []
+    if options.theta is not None and options.rope != "base":
+        problems.append(f"theta={options.theta}: rope={options.rope} takes none; expected rope=base with it")
+    parts = [f"{key}={vars(options)[key]}" for key in ("heads", "shift") if vars(options)[key] is not None]
+    if parts and options.segment_lengths is None and options.dilation_rates is None:
+        given = ", ".join(parts)
+        problems.append(f"{given}: parts of a pattern; expected segment_lengths and dilation_rates with them")
+    if options.context is not None and options.context < 1:
+        problems.append(f"context={options.context}: expected at least 1, or null for the model's own")
+    if options.context is None and options.rope in SCALED:
+        problems.append(
+            f"rope={options.rope}: extends a context; expected one with it, longer than the model's own, or rope=keep"
+        )
+    return problems
 
 
 def convert(source: Path, options: ImportOptions) -> None:
@@ -70,9 +93,14 @@ def convert(source: Path, options: ImportOptions) -> None:
     from longnet.model.rope_extension import extend_rope
 
     changes: dict[str, Any] = {}
-    if options.context or options.rope != "keep":
+    if options.context is not None or options.rope != "keep":
         config = read_config(source)
-        context = options.context or config.max_position_embeddings
+        own = config.max_position_embeddings
+        context = own if options.context is None else options.context
+        if options.rope in SCALED and context == own:
+            raise ConfigError(
+                [f"context={context}: rope={options.rope} extends a context; expected more than the model's own {own}"]
+            )
         changes = extend_rope(config, options.rope, context, options.theta)
     model = import_checkpoint(
         source,

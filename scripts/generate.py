@@ -26,7 +26,7 @@ from longnet.config.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase, TextStreamer
 
     from longnet.model import LongNetForCausalLM
 
@@ -86,6 +86,8 @@ def load(checkpoint: Path, options: Options) -> tuple[LongNetForCausalLM, PreTra
     device = kinds[options.device]
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(["device=gpu: torch sees no GPU; expected device=cpu or auto"])
+    if device == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError(["device=mps: torch sees none; expected device=cpu or auto"])
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     dtype = dtypes.get(options.precision, torch.bfloat16 if device == "cuda" else torch.float32)
     model, tokenizer = load_checkpoint(checkpoint, dtype=dtype)
@@ -116,6 +118,23 @@ def encode(tokenizer: PreTrainedTokenizerBase, options: Options) -> torch.Tensor
     return torch.tensor([encoded])
 
 
+def echo(tokenizer: PreTrainedTokenizerBase, streamer: TextStreamer, ids: list[int]) -> None:
+    """Writes the prompt, and has the streamer go on behind it.
+
+    The streamer decodes all that it holds for every token, so it gets no more of the prompt than it needs: the last
+    tokens, since many tokenizers leave out the space before the first word that they decode.
+    """
+    text: Any = tokenizer.decode(ids, skip_special_tokens=True)
+    print(text, end="", flush=True)
+    # A character is four tokens at most, and is not to be cut.
+    for size in range(8, 12):
+        streamer.token_cache = ids[-size:]
+        held: Any = tokenizer.decode(streamer.token_cache, skip_special_tokens=True)
+        streamer.print_len = len(held)
+        if text.endswith(held):
+            break
+
+
 @script
 def main(words: list[str]) -> None:
     """Runs the command."""
@@ -138,8 +157,9 @@ def main(words: list[str]) -> None:
     if ids.shape[1] > (context := model.config.max_position_embeddings):
         print(f"the prompt has {ids.shape[1]:,} tokens; the model was made for {context:,}", file=sys.stderr)
     cache = LongNetCache(model.config)
-    streamer: Any = TextStreamer(tokenizer, skip_prompt=not options.echo, skip_special_tokens=True)
-    streamer.put(ids.cpu())
+    streamer: Any = TextStreamer(tokenizer, skip_special_tokens=True)
+    if options.echo:
+        echo(tokenizer, streamer, ids[0].tolist())
     ends = model.generation_config.eos_token_id
     started = time.perf_counter()
     written, first = 0, started

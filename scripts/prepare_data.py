@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from longnet.data.documents import SPLITS, SourceSpec
-from longnet.data.prepare import input_bytes, read_documents, tokenize
+from longnet.data.prepare import check_output, input_bytes, read_documents, tokenize
 from longnet.data.sources import SOURCES
 
 # What to read of a corpus that people know by name. Where it lies is --path, unless it has a name on the hub.
@@ -51,6 +51,7 @@ def train_tokenizer(options: argparse.Namespace) -> None:
     from longnet.data.hf_tokenizer import train_bpe
 
     spec = build_spec(options)
+    check_output(options.output)
     with progress("reading", input_bytes(spec)) as show:
 
         def contents() -> Iterator[bytes]:

@@ -1,7 +1,7 @@
 """Checkpoints: directories of safetensors and JSON, whole or absent, checked before they are used."""
 
 from .copies import HostCopies
-from .folder import best_of, clean, newest_good, path_of, prune, steps_of
+from .folder import best_of, bring_back, clean, newest_good, path_of, prune, steps_of
 from .manifest import DamagedError, Manifest, read_manifest, verify
 from .reading import Contents, read_whole
 from .writing import Facts, Processes, Writer
@@ -15,6 +15,7 @@ __all__ = [
     "Processes",
     "Writer",
     "best_of",
+    "bring_back",
     "clean",
     "newest_good",
     "path_of",

@@ -24,7 +24,8 @@ TENSORS = "tensors-{rank:05d}.safetensors"
 # The header entry of a file of tensors: the whole shape of each, and where in it the part lies.
 PARTS = "parts"
 RECEIPT = "receipt-{rank:05d}.json"
-TEMPORARY, OLD = ".tmp-", ".old-"
+# What is being written, what is being removed, and what is whole and waits until its successor has the name.
+TEMPORARY, OLD, ASIDE = ".tmp-", ".old-", ".aside-"
 
 
 @dataclass(frozen=True)
@@ -159,9 +160,22 @@ class Writer:
             receipt.unlink()
         Manifest(self.facts.step, self.facts.config, self.facts.validation_loss, files).write(self.folder)
         sync_directory(self.folder)
-        discard(self.target)
-        self.folder.rename(self.target)
+        self._take_name()
+
+    def _take_name(self) -> None:
+        """Renames the directory into place; a checkpoint of the same step is removed only when this one is there."""
+        aside = None
+        if self.target.exists():
+            aside = self.target.rename(self.target.with_name(f"{ASIDE}{self.target.name}-{time.monotonic_ns()}"))
+        try:
+            self.folder.rename(self.target)
+        except OSError:
+            if aside is not None:
+                aside.rename(self.target)
+            raise
         sync_directory(self.target.parent)
+        if aside is not None:
+            discard(aside)
 
     def abandon(self) -> None:
         """Removes what was written."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 from .schema import JobConfig
 from .typed import Problems, show
@@ -118,7 +119,12 @@ BOUNDS = {
 
 def check_bounds(job: JobConfig, problems: Problems) -> None:
     """Reports every number that is out of its range."""
-    for key, bound in BOUNDS.items():
-        value = attrgetter(key)(job)
-        if value is not None and not problems.about(key) and not bound.admits(value):
-            problems.add(key, f"{key}={show(value)}: expected {bound}{bound.nearest(value)}")
+    for key in BOUNDS:
+        check_bound(key, attrgetter(key)(job), problems, key)
+
+
+def check_bound(key: str, value: Any, problems: Problems, place: str) -> None:
+    """Reports a value that is out of the range of a key, if that has one, by the place where it stands."""
+    bound = BOUNDS.get(key)
+    if bound and value is not None and not problems.about(place) and not bound.admits(value):
+        problems.add(place, f"{place}={show(value)}: expected {bound}{bound.nearest(value)}")

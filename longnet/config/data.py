@@ -8,10 +8,12 @@ from dataclasses import fields
 from glob import has_magic
 from typing import Any
 
+from longnet.data.documents import taken_by, wrong_options
 from longnet.data.pretrained import is_fetchable
 
+from .bounds import check_bound
 from .schema import DataConfig, JobConfig
-from .typed import Problems, did_you_mean, show
+from .typed import LARGEST, Problems, convert, did_you_mean, show
 
 NEED_PATH = ("text", "jsonl", "parquet", "arrow", "hf", "prepared")
 TASKS = ("passkey", "needle", "multi_key", "recall", "lookup", "copy", "multi_hop", "variable_tracking")
@@ -34,6 +36,11 @@ def check_data(job: JobConfig, problems: Problems) -> None:
         _check_stream(job, problems)
     if not problems.about("data.sample_lengths", "data.context_length"):
         _check_sample_lengths("data", data.sample_lengths, data.context_length, problems)
+    sources: list[str] = [data.source]
+    if data.source == "mixture":
+        sources = [str(part.get("source")) for part in data.mixture if isinstance(part, Mapping)]
+    if sources:
+        _check_options("data", vars(data), sources, problems)
     if data.source == "mixture" and not problems.about("data.mixture"):
         _check_mixture(data, problems)
 
@@ -46,6 +53,12 @@ def _check_path(place: str, source: str, path: Any, problems: Problems) -> None:
     elif source != "hf" and not has_magic(str(path)) and not os.path.exists(str(path)):
         own = "" if source in NEED_PATH else f"; null lets {place}.source={source} find its own"
         problems.add(key, f"{key}={show(path)}: no such file or directory{own}")
+
+
+def _check_options(place: str, options: Mapping[str, Any], sources: Sequence[str], problems: Problems) -> None:
+    for name, line in wrong_options(options, *sources).items():
+        if not problems.about(f"{place}.{name}"):
+            problems.add(f"{place}.{name}", f"{place}.{line}")
 
 
 def _check_sample_lengths(place: str, lengths: Any, context_length: int, problems: Problems) -> None:
@@ -110,6 +123,17 @@ def _check_mixture(data: DataConfig, problems: Problems) -> None:
             problems.add(place, f"{place}.source={show(source)}: expected one of {', '.join(known)}")
         else:
             _check_path(place, source, part.get("path", data.path), problems)
+            _check_options(place, {**taken_by(source, vars(data)), **part}, [source], problems)
         _check_sample_lengths(place, part.get("sample_lengths"), data.context_length, problems)
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not weight > 0:
-            problems.add(place, f"{place}.weight={show(weight)}: expected a number above 0")
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight <= LARGEST:
+            problems.add(place, f"{place}.weight={show(weight)}: expected a finite number above 0")
+        # The rest as in data itself, where it is not already known to be wrong.
+        own = {
+            key: value
+            for key, value in part.items()
+            if key in PART_KEYS and key not in ("source", "weight", "name") and not problems.about(f"{place}.{key}")
+        }
+        fitted = convert(DataConfig, own, problems, place)
+        for key in own:
+            check_bound(f"data.{key}", getattr(fitted, key), problems, f"{place}.{key}")
+        data.mixture[number] = {**part, **{key: getattr(fitted, key) for key in own}}

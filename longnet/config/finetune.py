@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from importlib.util import find_spec
 
 from longnet.data.pretrained import FETCHABLE, is_fetchable
@@ -28,6 +29,12 @@ def check_finetune(job: JobConfig, problems: Problems) -> None:
         )
     if job.finetune.train == "lora" and find_spec("peft") is None:
         problems.add("finetune.train", "finetune.train=lora: peft is not installed; expected pip install peft")
+    if job.finetune.train == "lora" and not job.finetune.lora_targets:
+        problems.add(
+            "finetune.lora_targets",
+            "finetune.lora_targets=[]: expected at least one projection for finetune.train=lora, such as "
+            "[q_proj, v_proj]",
+        )
     if job.model.keep_code:
         _check_own_code(job, problems)
     if not problems.about("finetune.context_growth", "data.context_length"):
@@ -49,8 +56,11 @@ def _check_from_nothing(job: JobConfig, problems: Problems) -> None:
 
 
 def _check_own_code(job: JobConfig, problems: Problems) -> None:
-    layers = [entry if isinstance(entry, str) else entry.get("name") for entry in job.attention.layers]
-    if len(layers) != 1 or layers[0] not in ON_THE_OPERATOR:
+    entries = job.attention.layers
+    layers = [entry.get("name") if isinstance(entry, Mapping) else entry for entry in entries]
+    # What is no block at all is reported with the attention.
+    blocks = all(isinstance(entry, (str, Mapping)) for entry in entries)
+    if blocks and (len(layers) != 1 or layers[0] not in ON_THE_OPERATOR):
         problems.add(
             "attention.layers",
             f"attention.layers={show(job.attention.layers)}: model.keep_code=true takes one pattern for all layers; "
@@ -87,7 +97,8 @@ def _check_growth(job: JobConfig, problems: Problems) -> None:
         )
         return
     for length, share in pairs:
-        if length < 1 or length != int(length) or context % int(length):
+        # nan and inf are outside, and have no int.
+        if not 1 <= length <= context or length != int(length) or context % int(length):
             problems.add(key, f"{key} has {length}: expected a divisor of data.context_length={context}")
         if not 0 < share < 1:
             problems.add(key, f"{key} has {share}: expected a share of the steps, above 0 and below 1")

@@ -56,10 +56,11 @@ def _problems(override: Override, groups: dict[str, list[str]]) -> Iterator[str]
     if key in groups:
         for option in _options(override):
             if option not in groups[key]:
-                expected = ", ".join(groups[key])
-                yield f"{key}={option}: no such file in conf/{key}; expected one of {expected}" + (
-                    did_you_mean(option, groups[key])
+                # Hydra itself takes null in a defaults list only.
+                hint = (
+                    "; left out, it is as in conf/train.yaml" if option == "null" else did_you_mean(option, groups[key])
                 )
+                yield f"{key}={option}: no such file in conf/{key}; expected one of {', '.join(groups[key])}{hint}"
     elif key not in KNOWN_KEYS and key not in SECTIONS and not _inside_a_value(key):
         names = dict.fromkeys((*KNOWN_KEYS, *SECTIONS, *groups))
         siblings = [name for name in names if name.rpartition(".")[0] == key.rpartition(".")[0]]
@@ -67,12 +68,14 @@ def _problems(override: Override, groups: dict[str, list[str]]) -> Iterator[str]
 
 
 def _options(override: Override) -> list[str]:
+    if override.is_delete() and override.value() is None:
+        return []
     values: list[Any] = [override.value()]
     if override.is_sweep_override():
         named = override.is_discrete_sweep() and not isinstance(override.value(), Glob)
         values = list(override.sweep_iterator()) if named else []
     options = [option for value in values for option in (value if isinstance(value, list) else [value])]
-    return [str(option) for option in options if option is not None]
+    return ["null" if option is None else str(option) for option in options]
 
 
 def _inside_a_value(key: str) -> bool:

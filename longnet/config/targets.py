@@ -44,7 +44,7 @@ def check_targets(conf: Path, config_name: str, overrides: Sequence[str], search
         for variant in _variants(overrides):
             try:
                 cfg = compose(config_name, [*variant, *([searched] if searched else [])], return_hydra_config=True)
-            except (HydraException, OmegaConfBaseException):
+            except (HydraException, OmegaConfBaseException, TypeError, ValueError):
                 # What cannot be composed is not built either, and Hydra says why.
                 continue
             problems |= dict.fromkeys(_unknown(cfg.hydra, "hydra"))

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longnet.data.corpus import Corpus
-from longnet.data.documents import SPLITS, Document, Source, SourceSpec, Split
+from longnet.data.documents import SPLITS, Document, Source, SourceSpec, Split, taken_by, wrong_options
 from longnet.data.joining import StreamBuilder
 from longnet.data.mixture import MixedRows, Rows
 from longnet.data.packing import PackedRows, TokenStream, pack
@@ -63,14 +63,15 @@ def build_corpus(
     """
     if unknown := set(options) - SPEC_FIELDS:
         raise ValueError(f"{sorted(unknown)} are not options of a source; there are {', '.join(sorted(SPEC_FIELDS))}")
-    if options.get("include") is not None:
+    # A word stays one, for the spec to refuse: its letters would be patterns.
+    if options.get("include") is not None and not isinstance(options["include"], str):
         options["include"] = tuple(options["include"])
-    spec = SourceSpec(source, **options)
     if source == "mixture":
         shared = {"context_length": context_length, "packing": packing, "seed": seed, "samples": samples}
         shared |= {"validation_samples": validation_samples, "answer_only": answer_only}
         shared |= {"sample_lengths": sample_lengths}
         return _mix(mixture, tokenizer, shared, options)
+    spec = SourceSpec(source, **options)
     if source == "prepared":
         return _from_store(spec, tokenizer, context_length, packing)
     encoder = load_tokenizer(tokenizer or "bytes")
@@ -170,11 +171,14 @@ def _from_stream(
             held.add(document, spec)
             if held.num_tokens > validation_rows * context_length and document.last:
                 break
+        elif spec.validation_split is not None:
+            # That split comes first, so it is over; the other may have no end.
+            break
     stream, borders = held.stream()
     if held.num_tokens < context_length:
         raise ValueError(
             f"context_length={context_length} is longer than the {held.num_tokens} validation tokens of the stream "
-            f"{spec.where}; raise validation_fraction={spec.validation_fraction}, or name a validation_split"
+            f"{spec.where}; shorten it, or change {spec.rule}"
         )
     validation = pack(packing, stream, borders, context_length, encoder.pad_id)
     digest = StreamDigest()
@@ -200,10 +204,12 @@ def _mix(
 ) -> Corpus:
     if not parts:
         raise ValueError("mixture=[]: expected a list of sources, each with a weight")
+    for line in wrong_options(options, *(str(part.get("source")) for part in parts)).values():
+        raise ValueError(line)
     built: dict[str, Corpus] = {}
     weights: dict[str, float] = {}
     for number, part in enumerate(parts):
-        given = {**options, **part}
+        given = {**taken_by(str(part.get("source")), options), **part}
         weight, source = given.pop("weight", None), given.pop("source", None)
         name = str(given.pop("name", None) or source)
         if not isinstance(source, str) or not isinstance(weight, (int, float)) or not weight > 0:
@@ -215,9 +221,9 @@ def _mix(
         built[name] = build_corpus(source, tokenizer=given.pop("tokenizer", tokenizer), **{**shared, **given})
         weights[name] = float(weight)
     corpora = list(built.values())
-    digests = {corpus.tokenizer.digest: corpus.tokenizer.name for corpus in corpora}
-    if len(digests) > 1:
-        raise ValueError(f"mixture: the parts have different tokenizers, {', '.join(digests.values())}; expected one")
+    names = {(corpus.tokenizer.digest, corpus.tokenizer.eos_id): corpus.tokenizer.name for corpus in corpora}
+    if len(names) > 1:
+        raise ValueError(f"mixture: the parts have different tokenizers, {', '.join(names.values())}; expected one")
     train = MixedRows([cast(Rows, corpus.train) for corpus in corpora])
     order = MixtureOrder(tuple(map(len, train.parts)), tuple(weights.values()))
     words = f"{order.weights}/" + "/".join(corpus.fingerprint for corpus in corpora)
@@ -244,18 +250,16 @@ def _pack_sides(
 ) -> dict[Split, PackedRows]:
     rows: dict[Split, PackedRows] = {}
     for split, (stream, borders) in streams.items():
-        fraction = spec.validation_fraction
         if not documents[split]:
             raise ValueError(
-                f"validation_fraction={fraction} leaves no document for {split} out of the {sum(documents.values())} "
-                f"of source={spec.where}; bring it nearer to 0.5, or add documents"
+                f"{spec.rule} leaves no document for {split} out of the {sum(documents.values())} of "
+                f"source={spec.where}; change it, or add documents"
             )
         tokens = len(stream) - 1
         if 0 < tokens < context_length:
-            remedy = "raise validation_fraction" if split == "validation" else "lower validation_fraction"
             raise ValueError(
                 f"context_length={context_length} is longer than the whole {split} side of source={spec.where}, "
-                f"{tokens} tokens; use at most {tokens}, {remedy}={fraction}, or add documents"
+                f"{tokens} tokens; use at most {tokens}, change {spec.rule}, or add documents"
             )
         rows[split] = pack(packing, stream, borders, context_length, encoder.pad_id)
     return rows

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from hashlib import blake2b
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")
+
+# Who takes an option that the other sources would leave unread.
+_TAKEN_BY = {
+    "include": ("stdlib", "text", "jsonl", "parquet", "arrow"),
+    "subset": ("hf",),
+    "revision": ("hf",),
+    "split": ("hf",),
+    "validation_split": ("hf",),
+}
 
 # Of what was skipped, so many places are named; the rest is counted.
 _NAMED = 5
@@ -46,7 +55,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """What a source is asked for. A source takes of it what it needs.
+    """What a source is asked for. A source takes of it what it needs; `wrong_options` says what it must not be given.
 
     Attributes:
         source: The source's name.
@@ -80,17 +89,20 @@ class SourceSpec:
     skipped: Skipped = field(default_factory=Skipped, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not 0 < self.validation_fraction < 1:
-            raise ValueError(
-                f"validation_fraction={self.validation_fraction} must lie between 0 and 1, both excluded; try 0.05"
-            )
-        if self.validation_every is not None and self.validation_every < 2:
-            raise ValueError(f"validation_every={self.validation_every} must be at least 2; try 20, or null")
+        for line in wrong_options(vars(self), self.source).values():
+            raise ValueError(line)
 
     @property
     def where(self) -> str:
         """The source and its place, for messages."""
         return self.source if self.path is None else f"{self.source} at {self.path}"
+
+    @property
+    def rule(self) -> str:
+        """The option that decides the sides, for messages."""
+        rules = ("validation_split", "validation_every", "validation_fraction")
+        name = next(rule for rule in rules if getattr(self, rule) is not None)
+        return f"{name}={getattr(self, name)!r}"
 
     def side(self, document_id: str) -> Split:
         """The side of a document."""
@@ -112,6 +124,45 @@ class Source(Protocol):
     """A function that yields the documents of a corpus, always in the same order."""
 
     def __call__(self, spec: SourceSpec) -> Iterator[Document]: ...
+
+
+def wrong_options(options: Mapping[str, Any], *sources: str) -> dict[str, str]:
+    """What is wrong with the options, in a line by option: none of the sources takes it, or its value is out of range.
+
+    A config's checks tell all of them before anything is built, a `SourceSpec` the first.
+    """
+    defaults = {entry.name: entry.default for entry in fields(SourceSpec)}
+    given: dict[str, Any] = {name: options.get(name, default) for name, default in defaults.items()}
+    wrong = {}
+    for name, takers in _TAKEN_BY.items():
+        if given[name] != defaults[name] and not set(takers) & set(sources):
+            wrong[name] = (
+                f"{name}={given[name]!r} is not read by source={', '.join(sources)}; leave it out, or take "
+                f"source={' or '.join(takers)}"
+            )
+    include, on_bad_input = given["include"], given["on_bad_input"]
+    fraction, every = given["validation_fraction"], given["validation_every"]
+    if isinstance(include, str):
+        wrong["include"] = f"include={include!r} is one word; expected a list of patterns, [{include!r}]"
+    if "validation_split" not in wrong and given["validation_split"] == given["split"]:
+        wrong["validation_split"] = (
+            f"validation_split={given['split']!r} is the split to train on; expected another, or null, which keeps "
+            "documents of it back"
+        )
+    if not isinstance(fraction, (int, float)) or not 0 < fraction < 1:
+        wrong["validation_fraction"] = (
+            f"validation_fraction={fraction!r} must lie between 0 and 1, both excluded; try 0.05"
+        )
+    if every is not None and (not isinstance(every, int) or every < 2):
+        wrong["validation_every"] = f"validation_every={every!r} must be at least 2; try 20, or null"
+    if on_bad_input not in ("fatal", "skip"):
+        wrong["on_bad_input"] = f"on_bad_input={on_bad_input!r} is neither fatal nor skip; try fatal, which stops at it"
+    return wrong
+
+
+def taken_by(source: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a part of a mixture has of the options of the whole: those that its source takes."""
+    return {name: value for name, value in options.items() if source in _TAKEN_BY.get(name, (source,))}
 
 
 def split_of(document_id: str, validation_fraction: float) -> Split:

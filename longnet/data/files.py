@@ -17,8 +17,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
 from longnet.data.documents import Document, SourceSpec
-from longnet.data.pieces import read_pieces
-from longnet.data.tei import tei_text
+from longnet.data.pieces import break_off, read_pieces
+from longnet.data.tei import HEAD_BYTES, TEI_BYTES, is_tei, tei_text
 
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _SHORT = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz"}
@@ -27,6 +27,8 @@ UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error, tarfile.TarError, z
 # No text is packed this tightly; what is, unpacks to fill the disk or the memory.
 MOST_RATIO = 200
 HARMLESS_BYTES = 64 * 2**20
+
+UNPACKED_AT_ONCE = 2**20
 
 
 def text(spec: SourceSpec) -> Iterator[Document]:
@@ -56,8 +58,8 @@ def find_files(spec: SourceSpec) -> list[tuple[str, Path]]:
         raise ValueError(f"path=None: source={spec.source} needs a file, a directory or a glob; set path")
     root = Path(spec.path)
     if root.is_file():
-        return [(root.name, root)]
-    if root.is_dir():
+        found = [(root.name, root)]
+    elif root.is_dir():
         found = sorted(_walk(root))
     else:
         found = sorted((Path(name).as_posix(), Path(name)) for name in glob(spec.path, recursive=True))
@@ -71,10 +73,15 @@ def find_files(spec: SourceSpec) -> list[tuple[str, Path]]:
 
 def open_binary(path: Path) -> BinaryIO:
     """Open a file for reading, unpacked if it is compressed, and guarded against bombs."""
-    opener = _OPENERS.get(PurePosixPath(_long_name(path.name)).suffix)
+    opener = _opener(path.name)
     if opener is None:
         return path.open("rb")
-    return cast(BinaryIO, io.BufferedReader(_Guarded(opener(path, "rb"), path), 2**20))
+    return cast(BinaryIO, io.BufferedReader(_Guarded(opener(path, "rb"), _Ratio(path)), UNPACKED_AT_ONCE))
+
+
+def unreadable(error: Exception) -> str:
+    """What is wrong with a file, in words."""
+    return f"cannot be read ({type(error).__name__}: {error})"
 
 
 def plain_name(name: str) -> str:
@@ -103,35 +110,64 @@ def _read(spec: SourceSpec, name: str, path: Path) -> Iterator[Document]:
             with open_binary(path) as stream:
                 yield from _documents(spec, plain_name(name), stream)
     except UNREADABLE as error:
-        spec.complain(str(path), f"cannot be read ({type(error).__name__}: {error})")
+        lost = ", and everything behind it is lost" if plain_name(path.name).endswith(".tar") else ""
+        spec.complain(str(path), unreadable(error) + lost)
 
 
 def _documents(spec: SourceSpec, name: str, stream: BinaryIO) -> Iterator[Document]:
-    for number, (content, last) in enumerate(read_pieces(stream)):
-        if last and not number and name.endswith(".xml"):
-            content = tei_text(content)
-        yield Document(name, content, spec.side(name), last)
+    head = stream.read(HEAD_BYTES) if name.endswith(".xml") else b""
+    if is_tei(head):
+        content = head + stream.read(TEI_BYTES)
+        if len(content) > TEI_BYTES:
+            spec.complain(name, f"is TEI of more than {TEI_BYTES} bytes, too long to turn into text; divide it")
+            return
+        head, stream = b"", io.BytesIO(tei_text(content))
+    last = True
+    try:
+        for content, last in read_pieces(stream, held=head):
+            yield Document(name, content, spec.side(name), last)
+    except UNREADABLE:
+        if not last:
+            yield break_off(name, spec.side(name))
+        raise
 
 
 def _read_tar(spec: SourceSpec, path: Path) -> Iterator[Document]:
+    ratio = _Ratio(path)
     with open_binary(path) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
             name = _safe_name(path, member.name)
-            if member.isfile() and _included(spec, name):
+            if member.isfile() and _is_wanted(spec, name):
                 content = archive.extractfile(member)
                 assert content is not None
-                yield from _documents(spec, name, cast(BinaryIO, content))
+                yield from _member(spec, name, cast(BinaryIO, content), ratio)
 
 
 def _read_zip(spec: SourceSpec, path: Path) -> Iterator[Document]:
+    ratio = _Ratio(path)
     with zipfile.ZipFile(path) as archive:
         members = [member for member in archive.infolist() if not member.is_dir()]
-        _check_ratio(path, sum(member.file_size for member in members))
+        _Ratio(path).add(sum(member.file_size for member in members))
         for member in members:
             name = _safe_name(path, member.filename)
-            if _included(spec, name):
-                with archive.open(member) as content:
-                    yield from _documents(spec, name, cast(BinaryIO, content))
+            if _is_wanted(spec, name):
+                try:
+                    with archive.open(member) as content:
+                        yield from _member(spec, name, cast(BinaryIO, content), ratio)
+                except UNREADABLE as error:
+                    spec.complain(f"{path}, {name}", unreadable(error))
+
+
+def _member(spec: SourceSpec, name: str, content: BinaryIO, ratio: _Ratio) -> Iterator[Document]:
+    if opener := _opener(name):
+        # All that comes out of an archive's members counts, so that many small bombs are one large one.
+        content = cast(BinaryIO, io.BufferedReader(_Guarded(opener(content, "rb"), ratio), UNPACKED_AT_ONCE))
+    yield from _documents(spec, plain_name(name), content)
+
+
+def _is_wanted(spec: SourceSpec, name: str) -> bool:
+    hidden = any(part.startswith(".") or part == "__MACOSX" for part in PurePosixPath(name).parts)
+    return not hidden and _included(spec, name)
 
 
 def _safe_name(archive: Path, name: str) -> str:
@@ -141,30 +177,36 @@ def _safe_name(archive: Path, name: str) -> str:
     return parts.as_posix()
 
 
-def _check_ratio(path: Path, unpacked: int) -> None:
-    packed = path.stat().st_size
-    if unpacked > max(HARMLESS_BYTES, MOST_RATIO * packed):
-        raise ValueError(
-            f"{path}: {packed} bytes unpack to more than {MOST_RATIO} times as much, which no text does; refusing to "
-            "read it. Unpack it yourself if you trust it, and give the directory as path"
-        )
+class _Ratio:
+    """Counts what comes out of a file, as long as its size is believable."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._packed = path.stat().st_size
+        self._unpacked = 0
+
+    def add(self, unpacked: int) -> None:
+        self._unpacked += unpacked
+        if self._unpacked > max(HARMLESS_BYTES, MOST_RATIO * self._packed):
+            raise ValueError(
+                f"{self._path}: {self._packed} bytes unpack to more than {MOST_RATIO} times as much, which no text "
+                "does; refusing to read it. Unpack it yourself if you trust it, and give the directory as path"
+            )
 
 
 class _Guarded(io.RawIOBase):
     """Reads on as long as the file unpacks to a believable size."""
 
-    def __init__(self, stream: BinaryIO, path: Path) -> None:
+    def __init__(self, stream: BinaryIO, ratio: _Ratio) -> None:
         self._stream = stream
-        self._path = path
-        self._unpacked = 0
+        self._ratio = ratio
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         data = self._stream.read(len(buffer))
-        self._unpacked += len(data)
-        _check_ratio(self._path, self._unpacked)
+        self._ratio.add(len(data))
         buffer[: len(data)] = data
         return len(data)
 
@@ -179,6 +221,10 @@ def _included(spec: SourceSpec, name: str) -> bool:
 
 def _is_archive(name: str) -> bool:
     return name.endswith(".zip") or plain_name(name).endswith(".tar")
+
+
+def _opener(name: str) -> Any:
+    return _OPENERS.get(PurePosixPath(_long_name(name)).suffix)
 
 
 def _long_name(name: str) -> str:

@@ -39,19 +39,26 @@ def load(spec: SourceSpec, split: str) -> Any:
 
     if spec.path is None:
         raise ValueError("path=None: source=hf needs a dataset's name on the hub, or a directory; set path")
+    on_disk = any(Path(spec.path, name).is_file() for name in ("state.json", "dataset_dict.json"))
     try:
-        if Path(spec.path, "state.json").is_file() or Path(spec.path, "dataset_dict.json").is_file():
-            saved = datasets.load_from_disk(spec.path)
-            dataset = saved[split] if isinstance(saved, datasets.DatasetDict) else saved
-            return dataset.to_iterable_dataset() if spec.streaming else dataset
-        return datasets.load_dataset(
-            spec.path, spec.subset, split=split, streaming=spec.streaming, revision=spec.revision
-        )
-    except KeyError:
-        raise ValueError(f"split={split!r} is not in {spec.path}; there are {', '.join(saved)}") from None
+        if not on_disk:
+            return datasets.load_dataset(
+                spec.path, spec.subset, split=split, streaming=spec.streaming, revision=spec.revision
+            )
+        saved: Any = datasets.load_from_disk(spec.path)
     except (OSError, ValueError, RuntimeError) as error:
         first = str(error).splitlines()[0] if str(error) else ""
         raise ValueError(
             f"path={spec.path!r}: the dataset cannot be loaded ({type(error).__name__}: {first}); expected a name "
             "on the hub, with a network, or a directory of data files"
         ) from None
+    if not isinstance(saved, datasets.DatasetDict):
+        if spec.validation_split is not None:
+            raise ValueError(
+                f"validation_split={spec.validation_split!r}: {spec.path} is one dataset without splits; expected "
+                "null, which keeps documents of it back by validation_fraction, or a directory with both splits"
+            )
+        saved = {SourceSpec.split: saved, str(saved.split or SourceSpec.split): saved}
+    if split not in saved:
+        raise ValueError(f"split={split!r} is not in {spec.path}; there are {', '.join(saved)}")
+    return saved[split].to_iterable_dataset() if spec.streaming else saved[split]

@@ -15,7 +15,7 @@ from longnet.data.encoding import batches, encode_all
 from longnet.data.files import find_files
 from longnet.data.sources import SOURCES
 from longnet.data.stdlib import find_library, python_files
-from longnet.data.store import MANIFEST, Manifest, check_dtype
+from longnet.data.store import MANIFEST, Manifest, check_dtype, check_files
 from longnet.data.tokenizer import Tokenizer, load_tokenizer, token_dtype
 from longnet.data.writer import StoreWriter
 
@@ -60,17 +60,20 @@ def tokenize(
     """
     # What is left out is counted anew in every pass over the source.
     spec = replace(spec, skipped=Skipped())
+    output = check_output(output)
+    _check_apart(output, spec)
     encoder = load_tokenizer(tokenizer)
     dtype = dtype or token_dtype(encoder.vocab_size).name
     check_dtype(dtype, encoder.vocab_size)
-    output = Path(output)
-    key = {"source": _options(spec), "tokenizer": encoder.digest, "dtype": dtype}
+    key = {"source": _options(spec), "tokenizer": encoder.digest, "eos_id": encoder.eos_id, "dtype": dtype}
     stamp = input_stamp(spec)
 
     because = ""
     if (output / MANIFEST).exists():
         older = Manifest.read(output)
         because = _difference(older, key)
+        if not because and (eos := check_files(output, older)) != encoder.eos_id:
+            because = f"eos_id was {eos}, is {encoder.eos_id}"
         if not because and older.input_stamp == stamp:
             return Prepared(older, "unchanged")
         if not because and _input_digest(replace(spec, skipped=Skipped())) == older.input_digest:
@@ -101,6 +104,19 @@ def tokenize(
         raise
     skipped = str(spec.skipped) if spec.skipped.count else ""
     return Prepared(manifest, "resumed" if resumed else "made", because, skipped)
+
+
+def check_output(output: str | Path) -> Path:
+    """The place of what is to be made, resolved: `.` has no name, and a link may lead anywhere.
+
+    Raises:
+        ValueError: If it, or what it would lie in, is no directory.
+    """
+    path = Path(output).resolve()
+    there = next(place for place in (path, *path.parents) if os.path.exists(place))
+    if not there.is_dir():
+        raise ValueError(f"output={str(output)!r} cannot be written: {str(there)!r} is not a directory; choose another")
+    return path
 
 
 def input_bytes(spec: SourceSpec) -> int | None:
@@ -210,10 +226,19 @@ def _difference(older: Manifest, key: dict[str, Any]) -> str:
     return ""
 
 
+def _check_apart(output: Path, spec: SourceSpec) -> None:
+    # What is walked, as ** is, would find the store while it grows, and all of it the next time.
+    root = Path(spec.path.partition("**")[0]) if spec.path is not None else None
+    if root is not None and root.is_dir() and output.is_relative_to(root.resolve()):
+        raise ValueError(
+            f"output={str(output)!r} lies in path={spec.path!r}, which would read it; choose a directory beside it"
+        )
+
+
 def _files(spec: SourceSpec) -> list[Path] | None:
     if spec.source == "stdlib":
         root = find_library(spec)
-        return [root / name for name in python_files(root)]
+        return [root / name for name in python_files(spec)]
     if spec.source == "hf":
         root = Path(spec.path or "")
         return sorted(path for path in root.rglob("*") if path.is_file()) if spec.path and root.is_dir() else None
@@ -225,12 +250,7 @@ def _check_sides(writer: StoreWriter, spec: SourceSpec) -> None:
     for split in SPLITS:
         if not writer.sides[split].documents:
             writer.close(discard=True)
-            rule = (
-                f"validation_fraction={spec.validation_fraction}"
-                if spec.validation_every is None
-                else f"validation_every={spec.validation_every}"
-            )
             raise ValueError(
-                f"{rule} leaves no document for {split} out of the {total} of source={spec.where}; change it, or add "
-                "documents"
+                f"{spec.rule} leaves no document for {split} out of the {total} of source={spec.where}; change it, or "
+                "add documents"
             )

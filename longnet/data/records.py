@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from longnet.data.documents import Document, SourceSpec
-from longnet.data.files import UNREADABLE, find_files, open_binary
+from longnet.data.files import UNREADABLE, find_files, open_binary, unreadable
 
 # Rows of a parquet file that are decoded at once: long documents would fill the memory by the usual thousands.
 _ROWS_AT_ONCE = 16
@@ -24,7 +24,7 @@ def jsonl(spec: SourceSpec) -> Iterator[Document]:
                     if line.strip():
                         yield from _line(spec, f"{name}:{number}", f"{path}, line {number}", line)
         except UNREADABLE as error:
-            spec.complain(f"{path}, after line {number}", f"cannot be read ({type(error).__name__}: {error})")
+            spec.complain(f"{path}, after line {number}", f"{unreadable(error)}, and everything behind it is lost")
         if number == 0:
             spec.complain(str(path), "is empty")
 
@@ -73,7 +73,7 @@ def record_text(spec: SourceSpec, place: str, value: Any) -> bytes | None:
 def _line(spec: SourceSpec, document_id: str, place: str, line: bytes) -> Iterator[Document]:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         spec.complain(place, f"is not JSON ({error})")
         return
     if not isinstance(record, dict):
@@ -96,7 +96,7 @@ def _rows(spec: SourceSpec, batches: Any) -> Iterator[Document]:
                     if content := record_text(spec, f"{path}, row {number}", value):
                         yield Document(f"{name}:{number}", content, spec.side(f"{name}:{number}"))
         except (pyarrow.ArrowInvalid, *UNREADABLE) as error:
-            spec.complain(f"{path}, after row {number}", f"cannot be read ({type(error).__name__}: {error})")
+            spec.complain(f"{path}, after row {number}", f"{unreadable(error)}, and everything behind it is lost")
         if number < 0:
             spec.complain(str(path), "has no rows")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 from longnet.data.documents import Document, SourceSpec
@@ -26,9 +27,10 @@ def stdlib(spec: SourceSpec) -> Iterator[Document]:
     hint = "set path to the standard library of an installed Python, for example /usr/lib/python3.12"
     if not root.is_dir():
         raise ValueError(f"path={str(root)!r} is not a directory; {hint}")
-    files = python_files(root)
+    files = python_files(spec)
     if not files:
-        raise ValueError(f"path={str(root)!r} holds no .py files outside its tests; {hint}")
+        of = "" if spec.include is None else f" of include={spec.include}"
+        raise ValueError(f"path={str(root)!r} holds no .py files{of} outside its tests; {hint}")
     for name in files:
         content = (root / name).read_bytes()
         if content:
@@ -40,8 +42,9 @@ def find_library(spec: SourceSpec) -> Path:
     return Path(spec.path if spec.path is not None else sysconfig.get_path("stdlib"))
 
 
-def python_files(root: Path) -> list[str]:
+def python_files(spec: SourceSpec) -> list[str]:
     """The relative paths of the library's own source, sorted."""
+    root = find_library(spec)
     found = []
     for directory, subdirectories, names in os.walk(root):
         subdirectories[:] = [
@@ -55,4 +58,4 @@ def python_files(root: Path) -> list[str]:
             for name in names
             if name.endswith(".py") and not name.startswith(_MACHINE_FILES)
         ]
-    return sorted(found)
+    return sorted(name for name in found if spec.include is None or any(fnmatch(name, p) for p in spec.include))

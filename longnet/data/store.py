@@ -155,22 +155,14 @@ class TokenStore:
         if tokenizer is None:
             tokenizer = str(own) if own.is_dir() else ByteTokenizer.name
         self.tokenizer: Tokenizer = load_tokenizer(tokenizer)
-        if self.tokenizer.digest != made_by["digest"]:
+        eos = check_files(self.path, self.manifest)
+        if (self.tokenizer.digest, self.tokenizer.eos_id) != (made_by["digest"], eos):
             raise ValueError(
-                f"path={str(self.path)!r} was made with the tokenizer {made_by['name']} (digest {made_by['digest']}), "
-                f"but tokenizer={tokenizer!r} is another (digest {self.tokenizer.digest}); set tokenizer=null to take "
-                "the store's own, or prepare the text again"
+                f"path={str(self.path)!r} was made with the tokenizer {made_by['name']} (digest {made_by['digest']}, "
+                f"eos {eos}), but tokenizer={tokenizer!r} is another (digest {self.tokenizer.digest}, eos "
+                f"{self.tokenizer.eos_id}); set tokenizer=null to take the store's own, or prepare the text again"
             )
         check_dtype(self.manifest.dtype, self.tokenizer.vocab_size)
-        for split, side in self.manifest.sides.items():
-            for name, expected in (("tokens", side.tokens), ("borders", side.documents + 1)):
-                file = self.path / f"{split}.{name}"
-                width = np.dtype(self.manifest.dtype if name == "tokens" else np.int64).itemsize
-                if not file.is_file() or file.stat().st_size != expected * width:
-                    raise ValueError(
-                        f"{file} does not hold the {expected} numbers of its manifest: it was damaged after it was "
-                        "made; delete the store and prepare it again"
-                    )
 
     def stream(self, split: Split) -> MappedTokens:
         """The tokens of a side."""
@@ -179,6 +171,24 @@ class TokenStore:
     def borders(self, split: Split) -> npt.NDArray[np.int64]:
         """The positions of a side's eos."""
         return np.fromfile(self.path / f"{split}.borders", dtype="<i8")
+
+
+def check_files(store: Path, manifest: Manifest) -> int:
+    """Check the sizes of a store's files; give the eos with which its streams begin, which no digest knows of.
+
+    Raises:
+        ValueError: If the files are not those of the manifest.
+    """
+    for split, side in manifest.sides.items():
+        for name, expected in (("tokens", max(side.tokens, 1)), ("borders", side.documents + 1)):
+            file = store / f"{split}.{name}"
+            width = np.dtype(manifest.dtype if name == "tokens" else np.int64).itemsize
+            if not file.is_file() or file.stat().st_size != expected * width:
+                raise ValueError(
+                    f"{file} does not hold the {expected} numbers of its manifest: it was damaged after it was "
+                    "made; delete the store and prepare it again"
+                )
+    return int(MappedTokens(store / "train.tokens", manifest.dtype)[:1][0])
 
 
 def check_dtype(dtype: str, vocab_size: int) -> None:

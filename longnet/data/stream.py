@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset
 
 from longnet.data.documents import Document
 from longnet.data.packing import PackedRows, Row, collate, pack
+from longnet.data.pieces import breaks_off
 from longnet.data.sampling import permutation
 from longnet.data.tokenizer import Tokenizer, token_dtype
 
@@ -185,6 +186,9 @@ class StreamBatches(IterableDataset[Row]):
 def _whole(documents: Iterator[Document]) -> Iterator[tuple[str, list[bytes]]]:
     pieces: list[bytes] = []
     for document in documents:
+        if breaks_off(document):
+            pieces = []
+            continue
         pieces.append(document.content)
         if document.last:
             yield document.id, pieces

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class Tokenizer(Protocol):
     """What the data needs of a tokenizer. `decode` gives back exactly the bytes that `encode` took.
 
-    `name` is for people, `digest` tells whether two tokenizers give the same ids. `encode` raises `UnicodeDecodeError`
-    for bytes it cannot read.
+    `name` is for people, `digest` tells whether two tokenizers give a text the same ids; their eos may differ still.
+    `encode` raises `UnicodeDecodeError` for bytes it cannot read.
     """
 
     @property

@@ -7,9 +7,10 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from longnet.data.documents import SPLITS, SourceSpec, Split
 from longnet.data.encoding import Encoded
+from longnet.data.pieces import breaks_off
 from longnet.data.store import MANIFEST, Manifest, Side, StreamDigest
 from longnet.data.tokenizer import Tokenizer
 
@@ -47,43 +49,51 @@ class StoreWriter:
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._eos = np.array([tokenizer.eos_id], self._dtype)
         self._files: dict[str, BinaryIO] = {}
+        # The side as it was before the document of which pieces have come, and whether that one is to be left out.
+        self._before: Side | None = None
+        self._broken = False
+        self._skipped = 0
         with told_if_full(self.partial):
             self.partial.mkdir(parents=True, exist_ok=True)
             self._lock = self._take_lock()
-            self.batches, self.chain, self.sides, self._open, self.skipped_before = self._read_journal()
-            self._skipped = self.skipped_before
+            self._take_up(self._read_journal())
             for split in SPLITS:
                 for name, size in (("tokens", self.sides[split].tokens), ("borders", self.sides[split].documents + 1)):
                     self._open_file(f"{split}.{name}", size)
         self._digests = {split: self._digest(split) for split in SPLITS}
 
     def append(self, encoded: Encoded, spec: SourceSpec) -> None:
-        """Write some documents behind the others."""
+        """Write some documents behind the others; one that cannot be encoded, or breaks off, is taken back whole."""
         ends = np.cumsum(encoded.lengths)
         tokens: dict[Split, list[npt.NDArray[Any]]] = {split: [] for split in SPLITS}
         borders: dict[Split, list[int]] = {split: [] for split in SPLITS}
         for place, document in enumerate(encoded.documents):
             side = self.sides[document.split]
-            if place in encoded.errors:
+            self._before = self._before or replace(side)
+            if place in encoded.errors and not self._broken:
                 spec.complain(document.id, encoded.errors[place])
                 self._skipped += 1
+                self._broken = True
+            if self._broken or breaks_off(document):
+                self._take_back(document.split, tokens[document.split])
             else:
                 ids = encoded.ids[ends[place] - encoded.lengths[place] : ends[place]]
                 tokens[document.split].append(ids)
                 side.tokens += len(ids)
                 side.num_bytes += len(document.content)
-                self._open[document.split] = True
-            if document.last and self._open[document.split]:
-                tokens[document.split].append(self._eos)
-                borders[document.split].append(side.tokens)
-                side.tokens += 1
-                side.documents += 1
-                self._open[document.split] = False
+                if document.last:
+                    tokens[document.split].append(self._eos)
+                    borders[document.split].append(side.tokens)
+                    side.tokens += 1
+                    side.documents += 1
+            if document.last or breaks_off(document):
+                self._before, self._broken = None, False
         with told_if_full(self.partial):
             for split in SPLITS:
                 if tokens[split]:
                     joined = np.concatenate(tokens[split]).astype(self._dtype, copy=False)
-                    self._digests[split].update(joined)
+                    if split in self._digests:
+                        self._digests[split].update(joined)
                     self._files[f"{split}.tokens"].write(joined.data)
                     self._files[f"{split}.borders"].write(np.array(borders[split], "<i8").data)
 
@@ -97,7 +107,8 @@ class StoreWriter:
                 "batches": batches,
                 "chain": chain,
                 "sides": {split: asdict(side) for split, side in self.sides.items()},
-                "open": self._open,
+                "before": self._before and asdict(self._before),
+                "broken": self._broken,
                 "skipped": self._skipped,
             }
             _replace(self.partial / "journal.json", json.dumps(journal))
@@ -105,7 +116,7 @@ class StoreWriter:
     def finish(self, manifest: Manifest, tokenizer: Tokenizer) -> None:
         """Make a store of what was written."""
         for split in SPLITS:
-            self.sides[split].digest = self._digests[split].hexdigest()
+            self.sides[split].digest = (self._digests.get(split) or self._digest(split)).hexdigest()
         manifest.sides = self.sides
         with told_if_full(self.partial):
             for file in self._files.values():
@@ -138,31 +149,64 @@ class StoreWriter:
         (self.partial / "journal.json").unlink(missing_ok=True)
         for file in self._files.values():
             file.close()
-        self.batches, self.chain, self.sides, self._open, self.skipped_before = self._read_journal()
-        self._skipped = 0
+        self._take_up({})
         for split in SPLITS:
             self._open_file(f"{split}.tokens", 1)
             self._open_file(f"{split}.borders", 1)
         self._digests = {split: self._digest(split) for split in SPLITS}
 
-    def _read_journal(self) -> tuple[int, str, dict[Split, Side], dict[Split, bool], int]:
+    def _read_journal(self) -> dict[str, Any]:
         try:
             journal = json.loads((self.partial / "journal.json").read_text())
         except (FileNotFoundError, ValueError):
-            journal = {}
-        if journal.get("key") != self._key:
-            # The stream begins with an eos, at which the first document begins.
-            return 0, "", {split: Side(tokens=1) for split in SPLITS}, dict.fromkeys(SPLITS, False), 0
-        sides: dict[Split, Side] = {split: Side(**journal["sides"][split]) for split in SPLITS}
-        return journal["batches"], journal["chain"], sides, journal["open"], journal["skipped"]
+            return {}
+        if journal.get("key") != self._key or "broken" not in journal:
+            return {}
+        for split in SPLITS:
+            side = journal["sides"][split]
+            sizes = {"tokens": side["tokens"] * self._dtype.itemsize, "borders": (side["documents"] + 1) * 8}
+            for name, size in sizes.items():
+                path = self.partial / f"{split}.{name}"
+                if not path.exists() or path.stat().st_size < size:
+                    print(f"{path} is shorter than its journal says (a power loss?): beginning anew", file=sys.stderr)
+                    return {}
+        return journal
+
+    def _take_up(self, journal: dict[str, Any]) -> None:
+        self.batches: int = journal.get("batches", 0)
+        self.chain: str = journal.get("chain", "")
+        # The stream begins with an eos, at which the first document begins.
+        sides = journal.get("sides") or {split: {"tokens": 1} for split in SPLITS}
+        self.sides: dict[Split, Side] = {split: Side(**sides[split]) for split in SPLITS}
+        self._before = Side(**journal["before"]) if journal.get("before") else None
+        self._broken = journal.get("broken", False)
+        self.skipped_before: int = journal.get("skipped", 0)
+        self._skipped = self.skipped_before
+
+    def _take_back(self, split: Split, unwritten: list[npt.NDArray[Any]]) -> None:
+        """Drop what there is of the document that is open."""
+        side, before = self.sides[split], self._before
+        assert before is not None
+        while unwritten and side.tokens > before.tokens:
+            side.tokens -= len(unwritten.pop())
+        written = side.tokens > before.tokens
+        self.sides[split] = replace(before)
+        if written:
+            # The journal counts what is cut off here: a kill before the next one, a second away, begins anew.
+            (self.partial / "journal.json").unlink(missing_ok=True)
+            file = self._files[f"{split}.tokens"]
+            with told_if_full(self.partial):
+                file.truncate(before.tokens * self._dtype.itemsize)
+            file.seek(0, os.SEEK_END)
+            # Made anew from the file at the end, once for all that is taken back.
+            self._digests.pop(split, None)
 
     def _open_file(self, name: str, size: int) -> None:
         path = self.partial / name
         kind = self._dtype if name.endswith("tokens") else np.dtype("<i8")
         first = self._eos if name.endswith("tokens") else np.zeros(1, "<i8")
         file = path.open("r+b" if path.exists() else "w+b")
-        if path.stat().st_size < size * kind.itemsize or size == 1:
-            assert size == 1, f"{path} is shorter than its journal says"
+        if size == 1:
             file.write(first.data)
         file.truncate(size * kind.itemsize)
         file.seek(0, os.SEEK_END)

@@ -58,11 +58,17 @@ def merge_adapters(model: PreTrainedModel, options: FinetuneConfig, directory: P
 def _add_adapters(model: PreTrainedModel, options: FinetuneConfig) -> None:
     from peft import inject_adapter_in_model
 
-    linears = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    if missing := sorted(set(options.lora_targets) - linears):
+    # The loss takes the head's weight by itself, and would pass by its adapter.
+    head = model.get_output_embeddings()
+    linears = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head
+    }
+    if wrong := sorted(set(options.lora_targets) - linears):
         raise ValueError(
-            f"finetune.lora_targets has {missing}: {type(model).__name__} has no such projections; expected some of "
-            f"{sorted(linears - {'lm_head'})}"
+            f"finetune.lora_targets has {wrong}: {type(model).__name__} has no such projections before its head; "
+            f"expected some of {sorted(linears)}"
         )
     inject_adapter_in_model(_lora_config(options), model)
 

@@ -102,9 +102,13 @@ class Interrupts(StepCallback):
 
 
 def requeue() -> None:
-    """Asks SLURM to run this job again; nothing where there is no SLURM."""
+    """Asks SLURM to run this job again, or says why it could not; nothing where there is no SLURM."""
     job = os.environ.get("SLURM_JOB_ID", "")
     if array := os.environ.get("SLURM_ARRAY_JOB_ID"):
         job = f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID', '')}"
     if re.fullmatch(r"[0-9_]+", job):
-        subprocess.run(["scontrol", "requeue", job], check=False, timeout=30)
+        try:
+            subprocess.run(["scontrol", "requeue", job], check=False, timeout=30)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            # As in a container without SLURM's commands. The run is saved all the same.
+            print(f"SLURM was not asked to run job {job} again ({error}): send it again by hand", flush=True)

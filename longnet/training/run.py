@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import count
+from math import inf, isfinite
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.profilers import SimpleProfiler
@@ -82,7 +85,7 @@ def train(job: JobConfig) -> None:
     except BaseException as error:
         run.close(failed=True)
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            step = checkpoint_step(run.last) if run.last else 0
+            step = checkpoint_step(run.last) if run.last else session.start_step
             console.print(f"stopped; the same command goes on from step {step}")
         if _is_about_the_disk(error):
             raise JobError(f"{run.path} cannot be written ({error}): make room; the same command goes on") from error
@@ -161,7 +164,7 @@ def fit_to_the_end(session: Session) -> Session:
     Returns:
         The same, with the module that was trained.
     """
-    job, run = session.job, session.run
+    job = session.job
     for rewinds in count(1):
         try:
             fit(session)
@@ -169,8 +172,7 @@ def fit_to_the_end(session: Session) -> Session:
         except LossSpikeError as spike:
             if rewinds > job.trainer.guard.rewinds:
                 raise JobError(f"{spike}, and trainer.guard.rewinds={job.trainer.guard.rewinds} are spent") from spike
-            checkpoint = run.checkpoint_for("auto")
-            start = checkpoint_step(checkpoint) if checkpoint else 0
+            checkpoint, start = _choose_return(session)
             session.data.leave_out(start, spike.step - start)
             _warner(session.console)(f"WARNING: {spike}; going back to step {start}, and on without that data")
         # Weights that were sharded cannot be loaded again as they are.
@@ -179,11 +181,26 @@ def fit_to_the_end(session: Session) -> Session:
     raise AssertionError("count has no end")
 
 
+def _choose_return(session: Session) -> tuple[Path | None, int]:
+    """The last checkpoint and its step; where the run has none of its own yet, the one that it began with.
+
+    The first process chooses for all: it alone has waited until what it was writing beside training was written.
+    """
+    choice: list[Any] = [None, 0]
+    if is_first_process():
+        checkpoint = session.run.checkpoint_for("auto", _warner(session.console)) or session.checkpoint
+        choice = [checkpoint, checkpoint_step(checkpoint) if checkpoint else 0]
+    if dist.is_initialized():
+        with answers_in_time(session.job.strategy.timeout):
+            dist.broadcast_object_list(choice)
+    return choice[0], choice[1]
+
+
 def fit(session: Session) -> None:
     """Trains to the last step."""
     job, run, module, console = session.job, session.run, session.module, session.console
     earlier = [row for row in read_metrics(run.metrics) if row["step"] <= session.start_step]
-    best = min((row["val/loss"] for row in earlier if "val/loss" in row), default=float("inf"))
+    best = min((loss for row in earlier if isfinite(loss := row.get("val/loss", inf))), default=inf)
     progress = build_progress(job.callbacks.progress, console, best)
     clock = TrainingClock()
     warn = _warner(console)

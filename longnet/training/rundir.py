@@ -11,11 +11,21 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import yaml
 
-from longnet.checkpoint import DamagedError, best_of, clean, newest_good, path_of, read_manifest, steps_of, verify
+from longnet.checkpoint import (
+    DamagedError,
+    best_of,
+    bring_back,
+    clean,
+    newest_good,
+    path_of,
+    read_manifest,
+    steps_of,
+    verify,
+)
 from longnet.checkpoint.manifest import MANIFEST
 from longnet.config.schema import JobConfig
 
@@ -38,6 +48,21 @@ _FREE = (
 )
 
 
+class Origin(NamedTuple):
+    """The checkpoint that a run was begun with or sent back to by ``resume``.
+
+    Attributes:
+        resume: the path that was given, made absolute; empty if none was.
+        step: of the checkpoint.
+        left: the run's own checkpoints of later steps at that time, by name, with the time of their last change. They
+            are of a course that was left, until others take their names.
+    """
+
+    resume: str = ""
+    step: int = 0
+    left: Mapping[str, int] = {}
+
+
 class RunDirectory:
     """Paths and ownership of ``<root>/<name>``."""
 
@@ -53,13 +78,17 @@ class RunDirectory:
         self.plot = self.path / "loss.png"
         self.sample = self.path / "sample.txt"
         self.evaluation = self.path / "evaluation"
+        # Hidden, since it may be there before the config, which is what makes a directory a run's.
+        self.origin = self.path / ".origin.json"
+        self._given: Path | None = None
         self._lock: IO[str] | None = None
         self._created = False
 
     @property
     def last(self) -> Path | None:
         """The newest checkpoint, unchecked."""
-        return next(reversed(steps_of(self.checkpoints)), None)
+        left = self._left()
+        return next((path for path in reversed(steps_of(self.checkpoints)) if path not in left), None)
 
     @property
     def best(self) -> Path | None:
@@ -94,6 +123,7 @@ class RunDirectory:
         checkpoint = self.checkpoint_for(job.resume, warn)
         if job.resume not in ("auto", "never"):
             self._check_given(job, checkpoint)
+            self._given = checkpoint
         elif not self.config.exists():
             if any(not entry.name.startswith(".") for entry in self.path.glob("*")):
                 raise ValueError(f"{self.path} holds files that are not a run's: choose another run.name or run.root")
@@ -107,13 +137,21 @@ class RunDirectory:
         return checkpoint
 
     def checkpoint_for(self, resume: str, warn: Callable[[str], None] = lambda problem: None) -> Path | None:
-        """The checkpoint that ``resume`` means here, every byte of it checked: the same for every process that asks."""
+        """The checkpoint that ``resume`` means here, every byte of it checked: the same for every process that asks.
+
+        A path with which the run was begun means that beginning only until the run has a later checkpoint of its own.
+        """
+        bring_back(self.checkpoints)
         try:
             if resume == "never":
                 return None
             if resume == "auto":
-                return newest_good(self.checkpoints, warn)
+                return newest_good(self.checkpoints, warn, self._left())
             given = Path(resume)
+            if self._began_with(resume):
+                own = newest_good(self.checkpoints, warn, self._left())
+                if own is not None and read_manifest(own).step > self._read_origin().step:
+                    return own
             if not given.exists():
                 return None
             if given.is_file() or (given / MANIFEST).exists():
@@ -143,7 +181,9 @@ class RunDirectory:
         self._check_unlocked()
         self._lock = (self.path / ".lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The config first: it is what makes the directory a run's, should the job die here.
+        if self._given is not None and not self._began_with(job.resume):
+            self._write_origin(job.resume, read_manifest(self._given).step)
+        # The config before the rest: it is what makes the directory a run's, should the job die here.
         _replace(self.config, yaml.safe_dump(asdict(job), sort_keys=False))
         sessions = [*self._sessions(), dict(environment)]
         _replace(self.environment, json.dumps({"sessions": sessions}, indent=2) + "\n")
@@ -166,7 +206,8 @@ class RunDirectory:
                 f"checkpoints, for example {self.last or path_of(self.checkpoints, 100)}"
             )
         origin = _run_of(checkpoint)
-        if self.config.exists() and origin.path.resolve() != self.path.resolve():
+        elsewhere = origin.path.resolve() != self.path.resolve()
+        if self.config.exists() and elsewhere and not self._began_with(job.resume):
             raise ValueError(
                 f"{self.path} already holds another run than resume={job.resume}: choose another name, "
                 f"for example run.name={self._free_name()}"
@@ -208,6 +249,29 @@ class RunDirectory:
                 + "\n".join(differing)
                 + f"\nChoose another name, for example run.name={self._free_name()}, or give the run's own values."
             )
+
+    def _began_with(self, resume: str) -> bool:
+        return self._read_origin().resume == str(Path(resume).resolve())
+
+    def _left(self) -> set[Path]:
+        """Checkpoints of a course that the run has left, unless there are no others."""
+        left, paths = self._read_origin().left, steps_of(self.checkpoints)
+        found = {path for path in paths if left.get(path.name) == path.stat().st_mtime_ns}
+        return found if len(found) < len(paths) else set()
+
+    def _write_origin(self, resume: str, step: int) -> None:
+        later = [path for path in steps_of(self.checkpoints) if path.name > path_of(self.checkpoints, step).name]
+        left = {path.name: path.stat().st_mtime_ns for path in later}
+        _replace(self.origin, json.dumps(Origin(str(Path(resume).resolve()), step, left)._asdict(), indent=2) + "\n")
+
+    def _read_origin(self) -> Origin:
+        if not self.origin.exists():
+            return Origin()
+        try:
+            found = Origin(**json.loads(self.origin.read_bytes()))
+            return Origin(str(found.resume), int(found.step), dict(found.left))
+        except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise ValueError(f"{self.origin} is damaged ({type(error).__name__}): remove it") from None
 
     def _sessions(self) -> list[dict[str, Any]]:
         if not self.environment.exists():

@@ -21,6 +21,7 @@ from longnet.checkpoint import (
     Processes,
     Writer,
     best_of,
+    bring_back,
     clean,
     files,
     newest_good,
@@ -249,6 +250,61 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
     path = save(tmp_path, 1, state={"x": 1})
     assert read_whole(path) == {"x": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+class KilledError(BaseException):
+    """The process is gone: nothing that follows is done."""
+
+
+@pytest.mark.parametrize("moment", ["set aside", "replaced", "being removed"])
+def test_a_kill_while_a_step_is_saved_again_costs_no_checkpoint(tmp_path, monkeypatch, moment):
+    save(tmp_path, 150)
+    rename, renamed = Path.rename, []
+
+    def killed(*_, **__):
+        raise KilledError
+
+    def watched(self, target):
+        renamed.append(rename(self, target))
+        if len(renamed) == {"set aside": 1, "replaced": 2}.get(moment):
+            killed()
+        return renamed[-1]
+
+    monkeypatch.setattr(Path, "rename", watched)
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KilledError):
+        save(tmp_path, 150, state={"x": 1}, session="again")
+    monkeypatch.undo()
+    bring_back(tmp_path)
+    found = newest_good(tmp_path, pytest.fail)
+    assert found == path_of(tmp_path, 150)
+    assert same(read_whole(found), STATE if moment == "set aside" else {"x": 1})
+    clean(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [found.name]
+
+
+def test_a_step_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+    rename = Path.rename
+
+    def full(self, target):
+        if self.name.startswith(".tmp-"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(OSError, match="No space left"):
+        save(tmp_path, 1, state={"x": 1})
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    assert same(read_whole(path_of(tmp_path, 1)), STATE)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+def test_a_loss_that_is_not_finite_is_never_the_best(tmp_path, bad):
+    for step, loss in enumerate([bad, 2.0, 1.0, 3.0, 4.0], 1):
+        prune(tmp_path, save(tmp_path, step, loss), keep=1)
+    assert steps_of(tmp_path) == [path_of(tmp_path, 3), path_of(tmp_path, 5)]
+    assert best_of(steps_of(tmp_path)) == path_of(tmp_path, 3)
 
 
 def test_a_moved_checkpoint_is_the_same(tmp_path):

@@ -18,7 +18,7 @@ from .conftest import CONF
         "attention=glob(dilated*)",
         "optim.lr=range(1,4)",
         "optim.lr=interval(0.1,1)",
-        "experiment=null",
+        "~experiment",
         "experiment=[stdlib_gpu]",
         "hydra.verbose=true",
         "hydra/launcher=whatever",
@@ -52,3 +52,12 @@ def test_unknown_keys_and_options_are_all_named() -> None:
     assert problems[4].startswith("optim.lr: not of the form key=value")
     assert problems[5].startswith("zzz: unknown key; expected one of seed, resume")
     assert len(problems) == 6
+
+
+@pytest.mark.parametrize("override", ["attention=null", "attention=[null]", "attention=dense,null", "+attention=null"])
+def test_no_option_is_none_of_the_options(override: str) -> None:
+    sound, problems = check_overrides([override, "seed=1"], [CONF])
+    assert sound == ["seed=1"]
+    assert len(problems) == 1
+    assert problems[0].startswith("attention=null: no such file in conf/attention; expected one of block_sparse, dense")
+    assert problems[0].endswith("; left out, it is as in conf/train.yaml")

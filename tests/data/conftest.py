@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -30,3 +32,13 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(20):
         (root / f"book{number:02}.txt").write_bytes(some_text(number, 20 + 30 * (number % 5)))
     return root
+
+
+@pytest.fixture(scope="session")
+def other_eos(bpe: Path) -> Path:
+    """The same tokenizer.json, with another eos: as base and instruct models of one family have it."""
+    directory = bpe.with_name("other-eos")
+    shutil.copytree(bpe, directory)
+    config = directory / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"eos_token": "<|pad|>"}))
+    return directory

@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from longnet.data import build_corpus
+from longnet.data import SOURCES, Document, build_corpus
 from longnet.data.packing import IGNORE_INDEX
 from longnet.data.stream import StreamBatches
 
@@ -99,3 +99,43 @@ def test_rows_can_be_sent_to_a_process(books, bpe, options):
     else:
         rows, again = corpus.train[1], copy[1]
     assert rows["input_ids"].tolist() == again["input_ids"].tolist()
+
+
+def test_a_stream_reads_no_training_split_for_its_validation(monkeypatch):
+    def endless(spec):
+        yield Document("held", b"held out, and long enough", "validation")
+        for number in range(1000):
+            assert number == 0, "one training document is enough to know that validation is over"
+            yield Document(f"train:{number}", b"text to train on", "train")
+
+    monkeypatch.setitem(SOURCES, "hf", endless)
+    options = {"path": "x", "streaming": True, "validation_split": "held"}
+    assert build_corpus("hf", **options, context_length=4).documents == {"validation": 1}
+    with pytest.raises(ValueError, match="longer than the 26 validation tokens .*change validation_split='held'"):
+        build_corpus("hf", **options, context_length=40)
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("text", {"split": "test"}, "split='test' is not read by source=text; leave it out, or take source=hf"),
+        ("jsonl", {"validation_split": "test"}, "validation_split='test' is not read by source=jsonl"),
+        ("passkey", {"subset": "en"}, "subset='en' is not read by source=passkey"),
+        ("prepared", {"revision": "main"}, "revision='main' is not read by source=prepared"),
+        ("hf", {"include": ["*.c"]}, r"include=\('\*.c',\) is not read by source=hf; .* take source=stdlib or text"),
+        ("text", {"include": "*.c"}, r"include='\*.c' is one word; expected a list of patterns, \['\*.c'\]"),
+        ("text", {"on_bad_input": "ignore"}, "on_bad_input='ignore' is neither fatal nor skip"),
+    ],
+)
+def test_an_option_that_would_not_be_read_is_refused(books, source, options, message):
+    with pytest.raises(ValueError, match=message):
+        build_corpus(source, path=str(books), context_length=8, **options)
+
+
+def test_the_rule_in_effect_is_named(tmp_path):
+    (tmp_path / "1.txt").write_text("text " * 9)
+    with pytest.raises(ValueError, match="validation_every=7 leaves no document for validation out of .*change it"):
+        build_corpus("text", path=str(tmp_path), validation_every=7, context_length=8)
+    (tmp_path / "7.txt").write_text("text")
+    with pytest.raises(ValueError, match="validation side .*use at most 5, change validation_every=7"):
+        build_corpus("text", path=str(tmp_path), validation_every=7, context_length=8)

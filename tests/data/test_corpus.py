@@ -99,7 +99,7 @@ def test_the_standard_library_is_a_corpus():
         ({"validation_fraction": 0.0}, r"validation_fraction=0.0 .*0.05"),
         ({"validation_fraction": 1.0}, r"validation_fraction=1.0 "),
         ({"context_length": 0}, r"context_length=0 "),
-        ({"context_length": 18}, r"context_length=18 .*validation.* 17 tokens; use at most 17, raise"),
+        ({"context_length": 18}, r"=18 .*validation.* 17 tokens; use at most 17, change validation_fraction=0.5"),
         ({"context_length": 29}, r"context_length=29 .*train.* 28 tokens; use at most 28"),
         ({"source": "stdlib", "path": "/absent"}, r"path='/absent' is not a directory"),
     ],

@@ -15,6 +15,7 @@ import longnet.data.files
 import longnet.data.pieces
 from longnet.data.documents import SourceSpec
 from longnet.data.files import text
+from longnet.data.pieces import breaks_off, read_pieces
 
 PACKERS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
 
@@ -179,3 +180,90 @@ def test_tei_files_are_read_as_their_text(tmp_path):
         "a.xml": "Chapter I\n\nIt was the best & worst.\n\nCaféé\n".encode(),
         "b.xml": b"<html>no TEI</html>",
     }
+
+
+@pytest.mark.parametrize("size", range(8, 30))
+@pytest.mark.parametrize("content", ["龍" * 100, "😀" * 100, "é" * 99 + " x", "ab " + "龍😀" * 40])
+def test_no_piece_ends_within_a_character(content, size):
+    pieces = [piece for piece, _ in read_pieces(io.BytesIO(content.encode()), size)]
+    assert "".join(piece.decode() for piece in pieces) == content
+    assert max(map(len, pieces)) <= size
+
+
+def test_a_bad_member_of_a_zip_costs_itself_alone(tmp_path):
+    path = tmp_path / "z.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(5):
+            archive.writestr(f"{number}.txt", f"member {number}")
+    path.write_bytes(path.read_bytes().replace(b"member 2", b"Xember 2"))
+    spec = SourceSpec("text", str(path), on_bad_input="skip")
+    assert [document.id for document in text(spec)] == ["0.txt", "1.txt", "3.txt", "4.txt"]
+    assert "z.zip, 2.txt: cannot be read (BadZipFile" in str(spec.skipped)
+
+
+def test_what_is_lost_behind_a_break_is_told(tmp_path):
+    tar(tmp_path / "t.tar", {"a.txt": b"1", "b.txt": bytes(5000)})
+    (tmp_path / "t.tar").write_bytes((tmp_path / "t.tar").read_bytes()[:2000])
+    spec = SourceSpec("text", str(tmp_path), on_bad_input="skip")
+    assert [document.id for document in text(spec)] == ["a.txt"]
+    assert "t.tar: cannot be read" in str(spec.skipped)
+    assert "and everything behind it is lost" in str(spec.skipped)
+
+
+def test_a_long_text_that_breaks_off_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(longnet.data.files, "UNPACKED_AT_ONCE", 100)
+    monkeypatch.setattr(longnet.data.pieces, "DOCUMENT_BYTES", 100)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(os.urandom(50_000))[:-20_000])
+    documents = list(text(SourceSpec("text", str(tmp_path), on_bad_input="skip")))
+    assert len(documents) > 2
+    assert [breaks_off(document) for document in documents] == [False] * (len(documents) - 1) + [True]
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_members_are_unpacked_and_the_system_s_own_are_left_out(tmp_path, kind):
+    members = {f"x/{name}.txt.{name}": pack(b"text " * 99) for name, pack in PACKERS.items()}
+    hidden = {"__MACOSX/a.txt": b"no", "x/.hidden.txt": b"no", ".git/a.txt": b"no"}
+    archive = pack_archive(tmp_path / f"t.{kind}", members | hidden | {"./y/a.txt": b"yes"})
+    assert read(archive, include=("*.txt",)) == {f"x/{name}.txt": b"text " * 99 for name in PACKERS} | {
+        "y/a.txt": b"yes"
+    }
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_bombs_in_archives_are_refused_also_in_many_parts(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(longnet.data.files, "HARMLESS_BYTES", 10_000)
+    members = {f"{number}.txt.xz": lzma.compress(bytes(400_000)) for number in range(20)}
+    archive = pack_archive(tmp_path / f"t.{kind}", members)
+    with pytest.raises(ValueError, match=rf"t.{kind}.*unpack to more than 200 times as much"):
+        read(archive, on_bad_input="skip")
+
+
+def test_patterns_hold_for_a_single_file_too(tmp_path):
+    write(tmp_path, a_txt=b"1")
+    assert read(tmp_path / "a.txt", include=("*.txt",)) == {"a.txt": b"1"}
+    with pytest.raises(ValueError, match=r"a.txt.*none of its 1 files is in \('\*.c',\)"):
+        read(tmp_path / "a.txt", include=("*.c",))
+
+
+def test_a_long_tei_file_is_read_as_its_text_up_to_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(longnet.data.pieces, "DOCUMENT_BYTES", 100)
+    body = b'<p rend="x">Some words of<lb n="2"/>a novel</p>' * 20
+    write(tmp_path, a_xml=b"<TEI><text>" + body + b"</text></TEI>", b_xml=b"<html>" + body * 30)
+    spec = SourceSpec("text", str(tmp_path), on_bad_input="skip")
+    documents = list(text(spec))
+    contents = {name: b"".join(d.content for d in documents if d.id == name) for name in ("a.xml", "b.xml")}
+    assert contents["a.xml"] == b"\n\n".join([b"Some words of\n\na novel"] * 20) + b"\n"
+    assert contents["b.xml"] == b"<html>" + body * 30
+    assert max(len(document.content) for document in documents) <= 100
+    monkeypatch.setattr(longnet.data.files, "TEI_BYTES", 500)
+    assert {document.id for document in text(spec)} == {"b.xml"}
+    assert "a.xml: is TEI of more than 500 bytes" in str(spec.skipped)
+
+
+def pack_archive(path: Path, members: dict[str, bytes]) -> Path:
+    if path.suffix == ".tar":
+        return tar(path, members)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path

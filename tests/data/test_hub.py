@@ -48,3 +48,15 @@ def test_what_is_not_there_is_named_with_what_is(places):
         read(places / "absent")
     with pytest.raises(ValueError, match="needs a dataset's name"):
         list(hf(SourceSpec("hf")))
+
+
+def test_a_dataset_without_splits_is_never_both_sides(places):
+    with pytest.raises(ValueError, match="validation_split='validation': .*saved is one dataset without splits"):
+        read(places / "saved", validation_split="validation")
+    with pytest.raises(ValueError, match="split='nonsense' is not in .*saved; there are train"):
+        read(places / "saved", split="nonsense")
+    held = Dataset.from_dict({"body": ["held one"]}, split="held")
+    held.save_to_disk(places / "held")
+    assert len(read(places / "held", split="held")) == len(read(places / "held")) == 1
+    with pytest.raises(ValueError, match="validation_split='train' is the split to train on"):
+        read(places / "dict", validation_split="train")

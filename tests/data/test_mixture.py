@@ -80,3 +80,16 @@ def test_bad_mixtures_are_refused(changed, message):
 def test_parts_of_different_tokenizers_are_refused(parts, bpe):
     with pytest.raises(ValueError, match="different tokenizers, bytes, small-bpe"):
         build([parts[0], parts[1] | {"tokenizer": str(bpe)}])
+
+
+def test_an_option_of_the_whole_goes_to_the_parts_that_read_it(parts):
+    chosen = build(parts, include=["book0*"])
+    assert chosen.train.parts[0].num_tokens < build(parts).train.parts[0].num_tokens
+    with pytest.raises(ValueError, match="subset='en' is not read by source=text, passkey"):
+        build(parts, subset="en")
+
+
+def test_parts_that_end_documents_differently_are_refused(parts, bpe, other_eos):
+    parts = [parts[0] | {"tokenizer": str(bpe)}, parts[1] | {"tokenizer": str(other_eos)}]
+    with pytest.raises(ValueError, match="different tokenizers, small-bpe, other-eos"):
+        build(parts)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import errno
+import gzip
+import itertools
 import json
 import os
 import pickle
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 import longnet.data.encoding
+import longnet.data.files
 import longnet.data.pieces
 import longnet.data.prepare
 from longnet.data import SourceSpec, TokenStore, build_corpus, tokenize
@@ -314,3 +317,149 @@ def test_what_there_is_to_read_is_known_beforehand_where_it_can_be(spec, books, 
     assert input_bytes(SourceSpec("text", str(tmp_path))) is None
     assert input_bytes(SourceSpec("hf", "some/name")) is None
     assert input_bytes(SourceSpec("stdlib")) > 1_000_000
+
+
+def test_a_store_does_not_lie_in_its_own_input(books, tmp_path):
+    texts = tmp_path / "texts"
+    shutil.copytree(books, texts)
+    (tmp_path / "link").symlink_to(texts)
+    for path in (texts, tmp_path / "link", texts / "**" / "*"):
+        with pytest.raises(ValueError, match="output=.*texts/sub/store' lies in path=.*, which would read it; choose"):
+            tokenize(SourceSpec("text", str(path), validation_fraction=0.3), "bytes", texts / "sub" / "store")
+    assert sorted(path.name for path in texts.iterdir()) == sorted(path.name for path in books.iterdir())
+    flat = SourceSpec("text", str(texts / "*.txt"), validation_fraction=0.3)
+    assert tokenize(flat, "bytes", texts / "store").how == "made"
+
+
+def test_another_end_of_documents_is_another_store(spec, bpe, other_eos, tmp_path, monkeypatch):
+    store = tmp_path / "store"
+    tokenize(spec, str(bpe), store)
+    with pytest.raises(ValueError, match=r"small-bpe .*eos 1\), but tokenizer=.* is another .*eos 0\)"):
+        TokenStore(store, str(other_eos))
+    assert tokenize(spec, str(other_eos), store).because == "eos_id was 1, is 0"
+    assert TokenStore(store).tokenizer.eos_id == 0
+    # Nor does a killed run go on with another.
+    monkeypatch.setattr(longnet.data.prepare, "_JOURNAL_EVERY", -1.0)
+    with monkeypatch.context() as patch:
+        killed_after(patch, 2)
+        with pytest.raises(KeyboardInterrupt):
+            tokenize(spec, str(bpe), tmp_path / "broken")
+    assert tokenize(spec, str(other_eos), tmp_path / "broken").how == "made"
+    assert tokens_of(tmp_path / "broken") == tokens_of(store)
+
+
+@pytest.mark.parametrize("name", ["train.tokens", "validation.borders"])
+def test_a_store_that_lost_a_file_is_not_unchanged(spec, tmp_path, name):
+    tokenize(spec, "bytes", tmp_path / "store")
+    (tmp_path / "store" / name).unlink()
+    with pytest.raises(ValueError, match=f"{name} does not hold the .*; delete the store and prepare it again"):
+        tokenize(spec, "bytes", tmp_path / "store")
+
+
+def test_an_output_that_cannot_be_is_told_before_any_work(spec, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(longnet.data.prepare, "input_stamp", None)
+    for output in ("file", "file/store"):
+        with pytest.raises(ValueError, match="output=.* cannot be written: .*file' is not a directory; choose another"):
+            tokenize(spec, "bytes", tmp_path / output)
+
+
+def test_an_output_may_be_the_directory_one_is_in(spec, tmp_path, monkeypatch):
+    (tmp_path / "store").mkdir()
+    monkeypatch.chdir(tmp_path / "store")
+    assert tokenize(spec, "bytes", ".").how == "made"
+    assert TokenStore(tmp_path / "store").manifest.sides["train"].documents
+
+
+NUMBERS = "".join(f"{number**7:x} " for number in range(1000)).encode()
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch) -> SourceSpec:
+    """Long texts, two of which break off and one of which has a bad byte in the middle, among good ones."""
+    monkeypatch.setattr(longnet.data.files, "UNPACKED_AT_ONCE", 100)
+    monkeypatch.setattr(longnet.data.pieces, "DOCUMENT_BYTES", 200)
+    monkeypatch.setattr(longnet.data.pieces, "ENCODED_BYTES", 60)
+    monkeypatch.setattr(longnet.data.encoding, "BATCH_BYTES", 500)
+    root = tmp_path / "in"
+    root.mkdir()
+    for number in range(16):
+        (root / f"{number:02}.txt").write_bytes(some_text(number, 300))
+    for number in (3, 15):
+        packed = gzip.compress(NUMBERS, 1)
+        (root / f"{number:02}.txt").unlink()
+        (root / f"{number:02}.txt.gz").write_bytes(packed[: len(packed) // 2])
+    (root / "05.txt").write_bytes(some_text(1, 200) + b" \xff " + some_text(2, 200) + b" \xff")
+    return SourceSpec("text", str(root), validation_every=7, on_bad_input="skip")
+
+
+def whole_documents(spec: SourceSpec, split: str) -> list[bytes]:
+    good = (path for path in sorted(Path(spec.path).iterdir()) if path.suffix == ".txt" and path.name != "05.txt")
+    return [path.read_bytes() for path in good if (int(path.stem) % 7 == 0) == (split == "validation")]
+
+
+@pytest.mark.parametrize("batches", [None, 5, 12, 25, 32])
+def test_a_document_that_breaks_off_is_left_out_whole(broken, bpe, tmp_path, monkeypatch, batches):
+    monkeypatch.setattr(longnet.data.prepare, "_JOURNAL_EVERY", -1.0)
+    if batches is not None:
+        with monkeypatch.context() as patch:
+            killed_after(patch, batches)
+            with pytest.raises(KeyboardInterrupt):
+                tokenize(broken, str(bpe), tmp_path / "store", workers=1)
+    prepared = tokenize(broken, str(bpe), tmp_path / "store", workers=1)
+    assert prepared.manifest.skipped == 3
+    store = TokenStore(tmp_path / "store")
+    direct = build_corpus("text", tokenizer=str(bpe), context_length=64, packing="whole", **options(broken))
+    stored = build_corpus("prepared", path=str(tmp_path / "store"), tokenizer=None, context_length=64, packing="whole")
+    assert "3 skipped" in direct.skipped
+    assert stored.fingerprint == direct.fingerprint
+    assert stored.num_bytes == direct.num_bytes
+    assert [row["lengths"] for row in stored.train] == [row["lengths"] for row in direct.train]
+    for split in ("train", "validation"):
+        stream, borders = store.stream(split)[:], store.borders(split)
+        found = [store.tokenizer.decode(stream[a + 1 : b]) for a, b in itertools.pairwise(borders)]
+        assert found == whole_documents(broken, split)
+        assert borders[-1] == len(stream) - 1
+        assert store.manifest.sides[split].num_bytes == sum(map(len, found))
+        digest = longnet.data.store.StreamDigest()
+        digest.update(stream)
+        assert digest.hexdigest() == store.manifest.sides[split].digest
+
+
+def test_a_kill_behind_a_document_that_was_taken_back(broken, tmp_path, monkeypatch):
+    checkpoint = StoreWriter.checkpoint
+    with monkeypatch.context() as patch:
+        # The journal stays where the document that will break off is open, and the writer goes on behind it.
+        patch.setattr(longnet.data.prepare, "_JOURNAL_EVERY", -1.0)
+        patch.setattr(StoreWriter, "checkpoint", lambda self, n, chain: n <= 12 and checkpoint(self, n, chain))
+        killed_after(patch, 45)
+        with pytest.raises(KeyboardInterrupt):
+            tokenize(broken, "bytes", tmp_path / "store")
+    # It is whole the next time.
+    (Path(broken.path) / "03.txt.gz").write_bytes(gzip.compress(NUMBERS, 1))
+    tokenize(broken, "bytes", tmp_path / "store")
+    tokenize(broken, "bytes", tmp_path / "whole")
+    assert files(tmp_path / "store") == files(tmp_path / "whole")
+
+
+def options(spec: SourceSpec) -> dict[str, object]:
+    return {name: getattr(spec, name) for name in ("path", "validation_every", "on_bad_input")}
+
+
+def test_a_bad_byte_is_named_by_its_place_in_the_document(broken, bpe):
+    path, place = f"{broken.path}/05.txt", len(some_text(1, 200)) + 1
+    with pytest.raises(ValueError, match=rf"05.txt: is not UTF-8 .* at byte {place}\)"):
+        build_corpus("text", path=path, validation_every=7, tokenizer=str(bpe), context_length=8)
+
+
+def test_files_shorter_than_their_journal_are_begun_anew(spec, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(longnet.data.prepare, "_JOURNAL_EVERY", -1.0)
+    tokenize(spec, "bytes", tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        killed_after(patch, 3)
+        with pytest.raises(KeyboardInterrupt):
+            tokenize(spec, "bytes", tmp_path / "store")
+    os.truncate(tmp_path / "store.partial" / "train.tokens", 100)
+    assert tokenize(spec, "bytes", tmp_path / "store").how == "made"
+    assert "train.tokens" in capsys.readouterr().err
+    assert files(tmp_path / "store") == files(tmp_path / "whole")

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import longnet.data.files
 from longnet.data.documents import SourceSpec
 from longnet.data.records import arrow, jsonl, parquet
 
@@ -36,6 +38,7 @@ def test_lines_are_documents_also_of_compressed_files(tmp_path):
     [
         (b'{"text": "cut o', "is not JSON"),
         (b'{"text": "\xff\xfe"}', "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
         (b"[1, 2]", "is list, not an object"),
         (b'{"body": "x", "id": 1}', "text_field='text' is missing; there are body, id"),
         (b'{"text": 5}', "text_field='text' is int, not text"),
@@ -95,3 +98,12 @@ def test_a_json_string_that_is_no_unicode_reaches_the_tokenizer(tmp_path):
     ((_, content),) = contents(jsonl, spec(tmp_path))
     with pytest.raises(UnicodeDecodeError):
         content.decode()
+
+
+def test_what_is_lost_behind_a_break_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(longnet.data.files, "UNPACKED_AT_ONCE", 100)
+    lines = b"".join(b'{"text": "%s"}\n' % os.urandom(500).hex().encode() for _ in range(100))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines)[:-5000])
+    skipping = spec(tmp_path, on_bad_input="skip")
+    assert 0 < len(contents(jsonl, skipping)) < 100
+    assert "and everything behind it is lost" in str(skipping.skipped)

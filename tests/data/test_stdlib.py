@@ -86,3 +86,11 @@ def test_the_split_follows_the_fraction():
     names = ["/".join(parts) for parts in itertools.product("abcdefgh", repeat=4)]
     share = sum(split_of(name, 0.2) == "validation" for name in names) / len(names)
     assert 0.18 < share < 0.22
+
+
+def test_include_chooses_files(tmp_path):
+    write(tmp_path, "os.py", "json/decoder.py", "json/encoder.py")
+    spec = SourceSpec("stdlib", str(tmp_path), include=("json/*",))
+    assert [document.id for document in stdlib(spec)] == ["json/decoder.py", "json/encoder.py"]
+    with pytest.raises(ValueError, match=r"holds no .py files of include=\('\*.c',\) outside its tests"):
+        list(stdlib(SourceSpec("stdlib", str(tmp_path), include=("*.c",))))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from longnet.data.documents import Document
+from longnet.data.pieces import break_off
 from longnet.data.stream import RowStream, StreamBatches
 from longnet.data.tokenizer import ByteTokenizer
 
@@ -106,3 +107,15 @@ def test_whole_documents_and_empty_streams_are_refused():
         stream([b"x"], packing="whole")
     with pytest.raises(ValueError, match="no document"):
         take(stream([]), 1)
+
+
+def test_a_document_that_breaks_off_is_left_out():
+    def read():
+        yield Document("0", b"first", "train")
+        yield Document("1", b"half a ", "train", last=False)
+        yield break_off("1", "train")
+        yield Document("2", b"third", "train")
+
+    rows = RowStream(read, ByteTokenizer(), 6, block_rows=2)
+    labels = [ByteTokenizer().decode(batch["labels"][0].numpy()) for batch in take(rows, 2)]
+    assert sorted(labels) == [b"first", b"third"]

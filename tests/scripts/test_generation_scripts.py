@@ -7,11 +7,12 @@ import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, ByT5Tokenizer
+from tokenizers import Tokenizer, decoders, models
+from transformers import AutoModelForCausalLM, ByT5Tokenizer, PreTrainedTokenizerFast, TextStreamer
 
 from longnet.model import LongNetCache, LongNetForCausalLM
 from longnet.model.generation import stream
@@ -105,6 +106,68 @@ def test_bad_command_lines_get_all_their_faults_at_once(tmp_path: Path, run: Run
     assert "source=" in done.stderr
     assert "target: has no value" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_options_that_would_be_ignored_are_refused(llama: Path, tmp_path: Path, run: Run) -> None:
+    common = ("convert_hf.py", "import", f"source={llama}", f"target={tmp_path / 'out'}")
+    done = run(*common, "theta=1e6", "rope=yarn", "heads=grouped", "shift=5")
+    assert done.stderr.splitlines() == [
+        "3 problems in the configuration:",
+        "  theta=1000000.0: rope=yarn takes none; expected rope=base with it",
+        "  heads=grouped, shift=5: parts of a pattern; expected segment_lengths and dilation_rates with them",
+        "  rope=yarn: extends a context; expected one with it, longer than the model's own, or rope=keep",
+    ]
+    assert "context=0: expected at least 1" in run(*common, "context=0").stderr
+    done = run(*common, "context=64", "rope=linear")
+    assert "context=64: rope=linear extends a context; expected more than the model's own 64" in done.stderr
+    assert not list(tmp_path.iterdir())
+    assert run(*common, "theta=1e6", "rope=base").returncode == 0
+    assert LongNetForCausalLM.from_pretrained(tmp_path / "out").config.rope_parameters["rope_theta"] == 1e6
+
+
+def test_a_step_does_not_decode_the_prompt_again(llama: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    decode = ByT5Tokenizer.decode
+
+    def counted(self: ByT5Tokenizer, ids: Any, **options: Any) -> Any:
+        sizes.append(len(ids))
+        return decode(self, ids, **options)
+
+    common = (f"model={llama}", "file=-", "max_new_tokens=5", "temperature=0", "device=cpu")
+    alone = run("generate.py", *common, "echo=false", stdin="a b" * 20)
+    monkeypatch.setattr(ByT5Tokenizer, "decode", counted)
+    done = run("generate.py", *common, stdin="a b" * 20)
+    assert done.stdout == "a b" * 20 + alone.stdout
+    assert sizes.count(60) == 1
+    assert max(size for size in sizes if size != 60) < 20
+
+
+def test_the_first_word_behind_an_echo_keeps_its_space(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581one", "\u2581two"]
+    inner = Tokenizer(models.BPE({word: id for id, word in enumerate(words)}, [], byte_fallback=True))
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
+    echo = runpy.run_path(str(ROOT / "scripts" / "generate.py"))["echo"]
+    # A character of four bytes, whose bytes decode together or not at all, over every place where the prompt is cut.
+    for length in range(1, 20):
+        prompt = [257] + [byte + 1 for byte in "\U0001f600".encode()] + [258] * length
+        emoji = [257] + [byte + 1 for byte in ("\U0001f600" * length).encode()]
+        for ids in (prompt, emoji):
+            streamer = TextStreamer(tokenizer, skip_special_tokens=True)
+            echo(tokenizer, streamer, ids)
+            for token in (258, *(byte + 1 for byte in "\u00e9".encode()), 257):
+                streamer.put(torch.tensor([token]))
+            streamer.end()
+            assert capsys.readouterr().out == tokenizer.decode(ids) + " two\u00e9 one\n"
+
+
+def test_a_device_that_is_not_there_has_a_message(llama: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    done = run("generate.py", f"model={llama}", "prompt=a", "device=mps")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[1:] == ["  device=mps: torch sees none; expected device=cpu or auto"]
 
 
 def test_reading_is_measured(tmp_path: Path, run: Run) -> None:

@@ -51,11 +51,17 @@ def test_a_corpus_by_its_name_from_tokenizer_to_picture(novels, tmp_path):
 
 
 def test_mistakes_are_told_in_a_line(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"text": "x"}\nbroken\n')
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"text": "x"}\nbroken\n')
     output = ("--output", tmp_path / "store")
     assert "--source is missing: expected one of stdlib" in run("tokenize", *output, code=1)
-    broken = run("tokenize", "--source", "jsonl", "--path", tmp_path, *output, code=1)
+    broken = run("tokenize", "--source", "jsonl", "--path", tmp_path / "in", *output, code=1)
     assert "a.jsonl, line 2: is not JSON" in broken
     assert "Traceback" not in broken
     assert "is not a prepared store" in run("inspect", tmp_path, code=1)
     assert not (tmp_path / "store").exists()
+    (tmp_path / "file").write_text("mine")
+    for command in ("tokenizer", "tokenize"):
+        told = run(command, "--source", "text", "--path", tmp_path / "in", "--output", tmp_path / "file", code=1)
+        assert "file' is not a directory; choose another" in told
+        assert "Traceback" not in told

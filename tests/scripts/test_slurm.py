@@ -36,7 +36,13 @@ COMMANDS = {
             case "$1" in --output | --error) shift ;; esac
             shift
         done
-        [ "$1" = torchrun ] && exec sleep 60
+        if [ "$1" = torchrun ]; then
+            # Takes its time to save.
+            trap 'kill $!; sleep 1; echo saved >> "$CALLED/scontrol"; exit 143' TERM
+            echo "$TORCH_ELASTIC_SHUTDOWN_TIMEOUT" > "$CALLED/patience"
+            sleep 60 &
+            wait
+        fi
         SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 exec "$@"
     """,
     "scontrol": """
@@ -45,6 +51,10 @@ COMMANDS = {
             # One at a time, as to a reader that may leave before the end.
             for number in 3 4 5 6; do echo "node$number"; sleep 0.05; done
         fi
+    """,
+    "scancel": """
+        echo "scancel $@" >> "$CALLED/scontrol"
+        kill -TERM $(cut -d ' ' -f 2 "$CALLED/processes")
     """,
     "sacct": """
         state=RUNNING
@@ -85,15 +95,17 @@ def test_the_script_starts_torchrun_and_goes_back_into_the_queue(called, monkeyp
         "--rdzv-backend", "c10d", "--rdzv-endpoint", "node3:29500",
         "train.py", "strategy=sequence_parallel_fsdp", "run.name=long", "optim.lr=1e-3",
     ]  # fmt: skip
-    shell, step, threads = map(int, (called / "processes").read_text().split())
+    assert wait_for(called / "patience").strip() == "170"
+    shell, _, threads = map(int, (called / "processes").read_text().split())
     assert threads == 8
     # The script says to whom SLURM is to send the signal, and how long before the end: to this shell.
     directives = re.findall(r"^#SBATCH (\S+)", SCRIPT.read_text(), re.MULTILINE)
     assert {"--requeue", "--open-mode=append", "--ntasks-per-node=1", "--signal=B:USR1@180"} <= set(directives)
     os.kill(shell, signal.SIGUSR1)
     assert wait_for(called / "code").strip() == str(128 + signal.SIGUSR1)
-    assert (called / "scontrol").read_text().splitlines() == ["show hostnames node[3-6]", "requeue 77"]
-    os.kill(step, signal.SIGKILL)
+    # Requeueing kills what still runs, so it comes after the job has saved.
+    asked = (called / "scontrol").read_text().splitlines()
+    assert asked == ["show hostnames node[3-6]", "scancel --signal=TERM 77", "saved", "requeue 77"]
 
 
 def test_a_sweep_is_sent_to_slurm_and_trains_there(called, tmp_path):

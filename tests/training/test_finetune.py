@@ -210,6 +210,14 @@ def test_says_what_does_not_fit(llama: Path, corpus: Path, tmp_path: Path) -> No
     assert {path.name for path in tmp_path.iterdir()} == {"small", "capped"}
 
 
+@pytest.mark.parametrize("targets", [["lm_head", "q_proj"], ["lm_head"]])
+def test_the_head_gets_no_adapter_since_the_loss_would_pass_it_by(targets: list[str]) -> None:
+    expected = r"finetune.lora_targets has \['lm_head'\]: .* before its head; expected some of \['down_proj'"
+    for model in (original("llama"), LongNetForCausalLM.from_hf(original("llama-biased"))):
+        with pytest.raises(ValueError, match=expected):
+            choose_trained(model, FinetuneConfig(train="lora", lora_targets=targets))
+
+
 @pytest.mark.parametrize("keep_code", [False, True])
 def test_a_checkpoint_that_is_not_whole_leaves_nothing(
     keep_code: bool, llama: Path, corpus: Path, tmp_path: Path

@@ -152,6 +152,7 @@ def spike(monkeypatch, bad_batches):
 
 
 SPIKES = {"trainer__guard__spike_factor": 2.0, "trainer__guard__spike_window": 2, "trainer__max_steps": 9}
+UNSAVED = {"trainer__val_every": 100, "callbacks__save_every": 100}
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["store", "stream"])
@@ -191,6 +192,53 @@ def test_a_run_goes_back_only_so_often(make_job, monkeypatch):
     spike(monkeypatch, set(range(3, 99)))
     with pytest.raises(JobError, match=r"trainer\.guard\.rewinds=2 are spent"):
         train(make_job(trainer__guard__rewinds=2, **SPIKES))
+
+
+def test_a_branch_goes_back_to_where_it_began(make_job, monkeypatch, capsys):
+    train(make_job(run__name="trunk", trainer__max_steps=3))
+    trunk = steps_of(Path(make_job().run.root) / "trunk/checkpoints")[-1]
+    taken = spike(monkeypatch, {5})
+    train(make_job(run__name="branch", resume=str(trunk), **SPIKES, **UNSAVED))
+    assert [number for number, _ in taken] == [3, 4, 5, 6, 7, 8, 9, 10, 11]
+    assert "going back to step 3," in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_run_that_was_sent_back_does_not_return_to_the_course_it_left(make_job, monkeypatch, capsys):
+    train(make_job())
+    first, later = steps_of(Path(make_job().run.root) / "default/checkpoints")
+    assert (read_manifest(first).step, read_manifest(later).step) == (3, 6)
+    spike(monkeypatch, {5})
+    train(make_job(resume=str(first), **SPIKES, **UNSAVED))
+    assert "going back to step 3," in " ".join(capsys.readouterr().out.split())
+
+
+# One process spikes after an asynchronous save that the first one takes long to write.
+SLOW_SAVE = """
+import os, time
+from longnet.checkpoint import files
+from longnet.training.module import LongNetModule
+write, step = files._write, LongNetModule.training_step
+def slow_write(path, pieces):
+    if os.environ["RANK"] == "0" and "step-00000004" in str(path) and path.suffix == ".safetensors":
+        time.sleep(3)
+    return write(path, pieces)
+def training_step(self, batch):
+    number = self.trainer.datamodule.batch_of(self.global_step)
+    step(self, batch)
+    if number == 4:
+        self._unsettled[1][0] *= 10
+files._write, LongNetModule.training_step = slow_write, training_step
+"""
+
+
+def test_all_processes_go_back_to_the_checkpoint_that_the_first_was_still_writing(make_job):
+    two = {"trainer__devices": 2, "strategy__name": "ddp", "data__batch_size": 1, "strategy__timeout": 60.0}
+    saving = {"callbacks__save_async": True, "callbacks__save_every": 2, "trainer__val_every": 100}
+    job = make_job(**SPIKES | two | saving)
+    with running(job, SLOW_SAVE) as ranks:
+        codes, said = finish(ranks)
+    assert codes == [0, 0], said
+    assert "going back to step 4," in " ".join(said.split())
 
 
 class Reads(TorchDispatchMode):

@@ -183,6 +183,32 @@ def test_a_branch_from_the_best_checkpoint_goes_on_under_a_new_name(make_job):
     assert [row["step"] for row in losses(run_path(branch) / "metrics.csv")] == list(range(step + 1, 9))
 
 
+@pytest.mark.parametrize("name", ["branch", "trunk"])
+def test_the_command_that_began_from_a_checkpoint_goes_on_and_does_not_begin_again(make_job, monkeypatch, name):
+    trunk = make_job(run__name="trunk")
+    train(trunk)
+    given = run_path(trunk) / "checkpoints/step-00000003"
+    rest = {"trainer__val_every": 100, "callbacks__save_every": 2, "trainer__max_steps": 8}
+    job = make_job(run__name=name, resume=str(given), **rest)
+    step, taken = LongNetModule.training_step, []
+
+    def training_step(self, batch):
+        taken.append(self.global_step + 1)
+        step(self, batch)
+
+    monkeypatch.setattr(LongNetModule, "training_step", training_step)
+    for killed in (4, 6):
+        with monkeypatch.context() as patch:
+            kill_at(patch, step=killed)
+            with pytest.raises(KilledError):
+                train(job)
+    train(job)
+    # Nothing was saved before the first kill; step 4 was before the second.
+    assert taken == [4, 4, 5, 6, 5, 6, 7, 8]
+    first = 1 if name == "trunk" else 4
+    assert [row["step"] for row in losses(run_path(job) / "metrics.csv")] == list(range(first, 9))
+
+
 def test_a_finished_run_says_so_and_shows_its_summary(make_job, capsys):
     job = make_job(callbacks__summary=True, callbacks__sample_tokens=0)
     train(job)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -136,6 +137,71 @@ def test_a_given_checkpoint_does_not_go_into_another_run(make_job):
     started(other)
     with pytest.raises(ValueError, match="already holds another run"):
         directory(other).find_start(make_job(run__name="other", resume=str(run.last)))
+
+
+def test_the_command_that_began_a_branch_goes_on_with_it(make_job):
+    trunk = started(make_job())
+    branch = make_job(resume=str(trunk.path), run__name="branch")
+
+    def start(**changes) -> Path | None:
+        run = directory(branch)
+        found = run.find_start(make_job(resume=branch.resume, run__name="branch", **changes))
+        run.open(branch, {})
+        run.close()
+        return found
+
+    assert start() == trunk.last
+    # Stopped before it had saved anything.
+    assert start() == trunk.last
+    # A step that the trunk has reached by now, or one behind it.
+    own = save(directory(branch), 5)
+    save(trunk, 9)
+    assert start() == own
+    assert directory(branch).checkpoint_for(branch.resume) == own
+    with pytest.raises(ValueError, match="optim.lr: 0.003 there, 1e-05 here"):
+        start(optim__lr=1e-5)
+    # Another checkpoint than it was begun with is still another run's.
+    with pytest.raises(ValueError, match="already holds another run"):
+        directory(branch).find_start(make_job(resume=str(trunk.last), run__name="branch"))
+
+
+def test_the_command_that_sent_a_run_back_goes_on_from_there(make_job):
+    run = started(make_job())
+    later = save(run, 6)
+    given = path_of(run.checkpoints, 3)
+    job = make_job(resume=os.path.relpath(given))
+
+    def start() -> Path | None:
+        here = directory(job)
+        found = here.find_start(job)
+        here.open(job, {})
+        here.close()
+        return found.resolve() if found else None
+
+    assert start() == given
+    # Stopped before it had saved anything: what lies behind is still of the course that was left.
+    assert start() == given
+    assert directory(job).last == directory(job).checkpoint_for("auto") == given
+    own = save(run, 4)
+    assert start() == own
+    assert save(run, 6) == later
+    assert start() == later
+    # Nor does it need what it was sent back to any more.
+    shutil.rmtree(given)
+    assert start() == later
+
+
+def test_a_damaged_origin_is_named(make_job):
+    run = started(make_job())
+    run.origin.write_text('{"step": []}')
+    with pytest.raises(ValueError, match=r"\.origin\.json is damaged \(TypeError\): remove it"):
+        run.find_start(make_job())
+
+
+def test_a_checkpoint_that_was_being_replaced_is_found_again(make_job):
+    run = started(make_job())
+    path_of(run.checkpoints, 3).rename(run.checkpoints / ".aside-step-00000003-17")
+    assert run.find_start(make_job()) == path_of(run.checkpoints, 3)
 
 
 def test_a_given_checkpoint_of_another_model_is_refused(make_job):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from longnet.checkpoint import read_manifest, steps_of, verify
+from longnet.training.interrupt import requeue
 
 from .jobs import losses
 from .processes import finish, running, wait_until
@@ -116,6 +118,22 @@ def test_sigusr1_in_a_validation_has_slurm_run_the_job_again(make_job, tmp_path,
     # The batch in hand was the last.
     assert [path.name for path in tmp_path.glob("validated-*")] == ["validated-0"]
     assert_goes_on_exactly(job, expected)
+
+
+@pytest.mark.parametrize("trouble", ["no scontrol", "no answer"])
+def test_a_job_that_cannot_be_requeued_says_so_and_ends_as_saved(tmp_path, monkeypatch, capsys, trouble):
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.delenv("SLURM_ARRAY_JOB_ID", raising=False)
+    if trouble == "no scontrol":
+        monkeypatch.setenv("PATH", str(tmp_path))
+    else:
+
+        def silent(command, timeout, **_):
+            raise subprocess.TimeoutExpired(command, timeout)
+
+        monkeypatch.setattr(subprocess, "run", silent)
+    requeue()
+    assert "SLURM was not asked to run job 77 again" in capsys.readouterr().out
 
 
 def test_two_signals_in_a_save_leave_it_whole(make_job, tmp_path, unbroken):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import tempfile
@@ -25,11 +26,13 @@ from longnet.attention import DilationPattern
 
 from ..config import LongNetConfig
 from ..rope import LongNetRotaryEmbedding
-from .families import attention_dropout, family_config, longnet_fields, own_attention
+from .families import FAMILIES, attention_dropout, family_config, family_rope, longnet_fields, own_attention
 from .weights import load_config, load_gguf, load_weights, match_weights
 
 if TYPE_CHECKING:
     from ..decoder import LongNetForCausalLM
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
 
 def import_checkpoint(
@@ -37,8 +40,8 @@ def import_checkpoint(
     segment_lengths: Sequence[int] | None = None,
     dilation_rates: Sequence[int] | None = None,
     *,
-    heads: str = "all",
-    shift: int = 0,
+    heads: str | None = None,
+    shift: int | None = None,
     dtype: torch.dtype | None = None,
     **changes: Any,
 ) -> LongNetForCausalLM:
@@ -48,15 +51,15 @@ def import_checkpoint(
         path_or_model: a directory with config.json and safetensors (a LongNet's too), a .gguf file, or a model.
         segment_lengths: of the pattern that every layer gets; None leaves the model its own attention.
         dilation_rates: of the pattern, one for each segment length.
-        heads: as in ``DilationPattern``.
-        shift: as in ``DilationPattern``.
+        heads: as in ``DilationPattern``; "all" by default.
+        shift: as in ``DilationPattern``; 0 by default.
         dtype: of the weights; as the checkpoint has them by default.
         changes: fields of ``LongNetConfig`` that are to differ, such as ``max_position_embeddings``,
             ``rope_parameters`` or ``attention``.
 
     Raises:
-        ValueError: for an architecture that is not supported, and for files that are refused, damaged or do not fit,
-            with all that is wrong.
+        ValueError: for an architecture that is not supported, for options that would be lost, and for files that are
+            refused, damaged or do not fit, with all that is wrong.
     """
     if isinstance(path_or_model, PreTrainedModel):
         theirs, where = path_or_model, f"the {type(path_or_model).__name__}"
@@ -67,16 +70,38 @@ def import_checkpoint(
     config = theirs.config if theirs is not None else load_config(Path(os.fspath(path_or_model)))  # type: ignore[arg-type]
     fields = longnet_fields(config)
     if segment_lengths is not None or dilation_rates is not None:
-        pattern = DilationPattern(tuple(segment_lengths or ()), tuple(dilation_rates or ()), heads, shift)
-        fields["attention"] = [{"name": "dilated", **pattern.to_config(), **attention_dropout(config)}]
+        pattern = DilationPattern(
+            tuple(segment_lengths or ()), tuple(dilation_rates or ()), heads or "all", shift or 0
+        ).to_config()
+        fields["attention"] = [{"name": "dilated", **pattern, **dropout} for dropout in _dropouts(config)]
+    elif heads is not None or shift is not None:
+        raise ValueError(
+            f"heads={heads!r}, shift={shift!r}: parts of a pattern; expected segment_lengths and dilation_rates beside"
+        )
+    windows = any(spec["name"] == "sliding_window" for spec in fields["attention"])
+    if windows and attention_dropout(config) and "attention" not in changes:
+        raise ValueError(
+            f"attention_dropout={config.attention_dropout}: sliding_window has none; expected 0 in the checkpoint's "
+            "config, or a pattern"
+        )
     ours = LongNetConfig(**{**fields, **changes})
-    tensors = load_weights(Path(os.fspath(path_or_model))) if theirs is None else theirs.state_dict()  # type: ignore[arg-type]
-    model = _build(ours, tensors, where, dtype)
     if theirs is not None:
-        model.generation_config = theirs.generation_config
+        generation, tensors = theirs.generation_config, theirs.state_dict()
     else:
-        model.generation_config = _generation_config(Path(os.fspath(path_or_model)), ours)  # type: ignore[arg-type]
+        path = Path(os.fspath(path_or_model))  # type: ignore[arg-type]
+        generation, tensors = _generation_config(path, ours), load_weights(path)
+    model = _build(ours, tensors, where, dtype)
+    model.generation_config = _saveable(generation)
     return model
+
+
+def _dropouts(config: PretrainedConfig) -> list[dict[str, float]]:
+    """The dropout of each attention block, one for all where they agree."""
+    if not isinstance(config, LongNetConfig):
+        return [attention_dropout(config)]
+    assert config.attention is not None
+    found = [{"dropout": spec["dropout"]} if spec.get("dropout") else {} for spec in config.attention]
+    return found[:1] if all(dropout == found[0] for dropout in found) else found
 
 
 def _build(
@@ -104,12 +129,40 @@ def _generation_config(path: Path, config: LongNetConfig) -> GenerationConfig:
     return GenerationConfig.from_model_config(config)
 
 
+def _saveable(config: GenerationConfig) -> GenerationConfig:
+    """A copy that transformers writes: it reads fields that have no effect with only a warning, and then keeps them."""
+    config = copy.deepcopy(config)
+    if _is_valid(config):
+        return config
+    if config.num_beams in (None, 1):
+        config.early_stopping = config.length_penalty = None
+    if not _is_valid(config) and config.do_sample is None:
+        # Nobody sets a temperature for greedy decoding.
+        config.do_sample = True
+    elif not _is_valid(config):
+        for name in SAMPLING:
+            setattr(config, name, None)
+    return config
+
+
+def _is_valid(config: GenerationConfig) -> bool:
+    try:
+        config.validate(strict=True)
+    except ValueError:
+        return False
+    return True
+
+
 def read_config(path: str | os.PathLike[str]) -> PretrainedConfig:
     """The config of a checkpoint, a directory's or a GGUF file's; see ``import_checkpoint`` for what is refused."""
     if Path(path).is_file() and Path(path).suffix == ".gguf":
         config: PretrainedConfig = AutoConfig.from_pretrained(Path(path).parent, gguf_file=Path(path).name)
-        return config
-    return load_config(Path(path))
+    else:
+        config = load_config(Path(path))
+    if config.model_type in FAMILIES:
+        # Who extends it must begin from what is computed.
+        config.rope_parameters = family_rope(config)
+    return config
 
 
 def load_checkpoint(
@@ -141,7 +194,7 @@ def is_dense_equivalent(config: LongNetConfig) -> bool:
                 return False
         elif spec["name"] == "dilated":
             # Two levels would count the keys that they share twice.
-            if spec["dilation_rates"] != [1] or spec["segment_lengths"][0] < context + spec.get("shift", 0):
+            if list(spec["dilation_rates"]) != [1] or spec["segment_lengths"][0] < context + spec.get("shift", 0):
                 return False
         elif spec["name"] != "dense":
             return False

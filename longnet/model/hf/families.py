@@ -11,6 +11,9 @@ from ..config import LongNetConfig
 
 ORIGIN_LEFT_OUT = ("quantization_config", "transformers_version", "_name_or_path", "dtype", "longnet")
 
+# What does not change the logits, or is compared elsewhere; xpos_scale_base goes with position_embedding.
+NOT_COMPARED = ("attention", "origin", "dropout", "initialization", "use_cache", "xpos_scale_base")
+
 # What each family has beside the common shape: fields of LongNetConfig from its config.
 FAMILIES: dict[str, Callable[[PretrainedConfig], dict[str, Any]]] = {
     "llama": lambda theirs: {"attention_bias": theirs.attention_bias, "mlp_bias": theirs.mlp_bias},
@@ -50,7 +53,7 @@ def longnet_fields(theirs: PretrainedConfig) -> dict[str, Any]:
         "head_dim": getattr(theirs, "head_dim", None),
         "hidden_act": theirs.hidden_act,
         "norm_eps": theirs.rms_norm_eps,
-        "rope_parameters": dict(theirs.rope_parameters),
+        "rope_parameters": family_rope(theirs),
         "max_position_embeddings": theirs.max_position_embeddings,
         "tie_word_embeddings": theirs.tie_word_embeddings,
         "initializer_range": theirs.initializer_range,
@@ -61,6 +64,26 @@ def longnet_fields(theirs: PretrainedConfig) -> dict[str, Any]:
         "origin": {key: value for key, value in theirs.to_dict().items() if key not in ORIGIN_LEFT_OUT},
         **FAMILIES[theirs.model_type](theirs),
     }
+
+
+def family_rope(theirs: PretrainedConfig) -> dict[str, Any]:
+    """The rope parameters that a family computes with.
+
+    Raises:
+        ValueError: if it cannot compute with them.
+    """
+    rope = dict(theirs.rope_parameters)
+    part, kind = rope.get("partial_rotary_factor", 1.0), rope.get("rope_type", "default")
+    if part == 1.0 or kind == "proportional":
+        return rope
+    if kind != "default":
+        raise ValueError(
+            f"rope_parameters: partial_rotary_factor={part} with rope_type={kind!r} fails in {theirs.model_type}'s own "
+            "code; expected 1.0, or rope_type='default', where that code ignores it"
+        )
+    # No family's own code looks at it, and turns whole heads; ours would turn a part.
+    del rope["partial_rotary_factor"]
+    return rope
 
 
 def own_attention(theirs: PretrainedConfig) -> list[dict[str, Any]]:
@@ -85,15 +108,6 @@ def family_config(ours: LongNetConfig) -> PretrainedConfig:
     Raises:
         ValueError: with all that no family has.
     """
-    unknown = {
-        "norm": ours.norm != "rmsnorm",
-        "sub_layernorm": ours.sub_layernorm,
-        "position_embedding": ours.position_embedding != "rope",
-        "gated_mlp": not ours.gated_mlp,
-    }
-    if any(unknown.values()):
-        found = ", ".join(f"{name}={getattr(ours, name)!r}" for name, wrong in unknown.items() if wrong)
-        raise ValueError(f"no family of transformers has {found}: export it as a LongNet directory instead")
     fields = {**(ours.origin or _fitting_family(ours))}
     for name in (
         "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -105,7 +119,17 @@ def family_config(ours: LongNetConfig) -> PretrainedConfig:
         # Some families compute it, and would carry a stray field.
         del fields["head_dim"]
     fields["rms_norm_eps"] = ours.norm_eps
-    return AutoConfig.for_model(fields.pop("model_type"), **fields)
+    theirs: PretrainedConfig = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    # Imported again it must be what it was: a family leaves out what it does not know without a word.
+    back = LongNetConfig(**longnet_fields(theirs))
+    names = [name for name in LongNetConfig.__annotations__ if name not in NOT_COMPARED]
+    wrong = [f"{name}={getattr(ours, name)!r}" for name in names if getattr(ours, name) != getattr(back, name)]
+    if wrong:
+        raise ValueError(
+            f"no family of transformers has {', '.join(wrong)} and all the rest, {theirs.model_type} comes nearest: "
+            "export it as a LongNet directory instead"
+        )
+    return theirs
 
 
 def _fitting_family(ours: LongNetConfig) -> dict[str, Any]:

@@ -134,7 +134,10 @@ def match_weights(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor],
 
 
 def _files(path: Path) -> list[Path]:
-    index = path / INDEX
+    # In transformers' order: a directory that is written again keeps its old index, and some hold the weights twice.
+    whole, index = path / "model.safetensors", path / INDEX
+    if whole.exists():
+        return [whole]
     if index.exists():
         try:
             return [path / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]

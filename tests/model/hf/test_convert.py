@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 from longnet.model import LongNetForCausalLM
-from longnet.model.hf import export_checkpoint, load_checkpoint
-from tests.model.models import PAPER, small_model, some_tokens
+from longnet.model.hf import export_checkpoint, load_checkpoint, read_config
+from longnet.model.rope_extension import extend_rope
+from tests.model.models import DILATED, PAPER, small_model, some_tokens
 
 from .originals import FAMILIES, original
 
@@ -91,6 +92,53 @@ def test_a_model_of_our_own_exports_to_the_family_that_fits(changes: dict[str, A
     torch.testing.assert_close(theirs(some_tokens()).logits, ours(some_tokens()).logits, atol=2e-4, rtol=1e-4)
 
 
+BIASED = {"attention_bias": True, "attention_output_bias": False}
+PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "missing"),
+    [
+        ({"query_key_norm": True, "mlp_bias": True}, "mlp_bias=True"),
+        ({**BIASED, "mlp_bias": True}, "mlp_bias=True"),
+        ({"query_key_norm": True, "no_rope_layers": [1, 0]}, "query_key_norm=True"),
+        ({"query_key_norm": True, **BIASED}, "attention_output_bias=False"),
+        ({"attention_output_bias": True}, "attention_output_bias=True"),
+        ({"rope_parameters": PARTIAL}, "rope_parameters=.*'partial_rotary_factor': 0.5"),
+        ({"rope_parameters": {**PARTIAL, "rope_type": "linear", "factor": 2.0}}, "partial_rotary_factor=0.5"),
+    ],
+    ids=str,
+)
+def test_what_no_family_computes_stays_a_longnet(changes: dict[str, Any], missing: str, tmp_path: Path) -> None:
+    ours = small_model(attention=["dense"], **changes)
+    assert export_checkpoint(ours, tmp_path / "out") == "longnet"
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert torch.equal(again(some_tokens()).logits, ours(some_tokens()).logits)
+    with pytest.raises(ValueError, match=missing):
+        export_checkpoint(ours, tmp_path / "dense", dense=True)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "smollm3"])
+def test_a_partial_rotation_that_a_family_ignores_is_ignored(name: str, tmp_path: Path) -> None:
+    theirs = original(name, rope_parameters=PARTIAL)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = LongNetForCausalLM.from_hf(theirs)
+    torch.testing.assert_close(ours(some_tokens()).logits, theirs(some_tokens()).logits, atol=2e-4, rtol=1e-4)
+    changes = extend_rope(read_config(tmp_path / "theirs"), "keep", 64)
+    again = LongNetForCausalLM.from_hf(tmp_path / "theirs", **changes)
+    assert torch.equal(again.model.rotary_emb.inv_freq, ours.model.rotary_emb.inv_freq)
+    assert "partial_rotary_factor" not in changes["rope_parameters"]
+    assert export_checkpoint(ours, tmp_path / "back") == FAMILIES[name][0]
+    theirs.config.rope_parameters = {**PARTIAL, "rope_type": "linear", "factor": 2.0}
+    with pytest.raises(ValueError, match=r"partial_rotary_factor=0.5 with rope_type='linear'"):
+        LongNetForCausalLM.from_hf(theirs)
+
+
+def test_a_pattern_of_tuples_is_dense_too(tmp_path: Path) -> None:
+    ours = small_model(attention=[{"name": "dilated", "segment_lengths": (64,), "dilation_rates": (1,)}])
+    assert export_checkpoint(ours, tmp_path / "out", dense=True) == "llama"
+
+
 def test_a_longer_context_by_other_fields() -> None:
     ours = LongNetForCausalLM.from_hf(
         original("llama"),
@@ -110,7 +158,63 @@ def test_the_imported_model_is_a_copy() -> None:
     theirs = original("llama")
     ours = LongNetForCausalLM.from_hf(theirs)
     ours.model.norm.weight.zero_()
+    ours.generation_config.max_new_tokens = 7
     assert theirs.model.norm.weight.abs().sum() > 0
+    assert theirs.generation_config.max_new_tokens != 7
+
+
+def test_the_file_that_transformers_reads_is_read(tmp_path: Path) -> None:
+    theirs = original("llama")
+    theirs.save_pretrained(tmp_path, max_shard_size="20KB")
+    theirs.model.norm.weight.fill_(3.0)
+    theirs.save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    save_file({"layers.0.attention.wq.weight": torch.zeros(2)}, tmp_path / "consolidated.safetensors")
+    assert same_bits(AutoModelForCausalLM.from_pretrained(tmp_path), theirs)
+    assert LongNetForCausalLM.from_hf(tmp_path).model.norm.weight[0] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ({"temperature": 0.9, "top_p": 0.6}, {"do_sample": True, "temperature": 0.9, "top_p": 0.6}),
+        ({"top_k": 20, "do_sample": False}, {"do_sample": False, "top_k": None}),
+        ({"length_penalty": 2.0, "temperature": 1.0}, {"do_sample": None, "length_penalty": None}),
+        ({"temperature": 1.0}, {"do_sample": None, "temperature": 1.0}),
+    ],
+    ids=str,
+)
+def test_how_to_generate_comes_along_and_can_be_saved(
+    written: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    original("llama").save_pretrained(tmp_path / "theirs")
+    (tmp_path / "theirs" / "generation_config.json").write_text(json.dumps({**written, "eos_token_id": [2, 7]}))
+    export_checkpoint(LongNetForCausalLM.from_hf(tmp_path / "theirs"), tmp_path / "out", dense=False)
+    found = GenerationConfig.from_pretrained(tmp_path / "out")
+    assert {name: getattr(found, name) for name in expected} == expected
+    assert found.eos_token_id == [2, 7]
+
+
+def test_options_of_a_pattern_need_one() -> None:
+    for model in (original("llama"), small_model()):
+        with pytest.raises(ValueError, match=r"heads='grouped', shift=5: .*expected segment_lengths"):
+            LongNetForCausalLM.from_hf(model, heads="grouped", shift=5)
+
+
+def test_dropout_comes_along() -> None:
+    half = {**DILATED, "dropout": 0.5}
+    for attention, expected in (([half], [0.5]), ([half, "dense"], [0.5, None]), ([DILATED, "dense"], [None])):
+        ours = LongNetForCausalLM.from_hf(small_model(attention=attention), **PATTERN)
+        assert [spec.get("dropout") for spec in ours.config.attention] == expected
+        assert [spec["segment_lengths"] for spec in ours.config.attention] == [[8, 32]] * len(expected)
+    theirs = original("mistral-window", attention_dropout=0.5)
+    assert LongNetForCausalLM.from_hf(theirs, **PATTERN).config.attention[0]["dropout"] == 0.5
+    with pytest.raises(ValueError, match=r"attention_dropout=0.5: sliding_window has none; expected 0"):
+        LongNetForCausalLM.from_hf(theirs)
+    # A window that no layer has.
+    LongNetForCausalLM.from_hf(original("qwen2-window", max_window_layers=3, attention_dropout=0.5))
+    kept = LongNetForCausalLM.from_hf(theirs, attention=[{"name": "sliding_window", "window": 9}])
+    torch.testing.assert_close(kept(some_tokens()).logits, theirs(some_tokens()).logits, atol=2e-4, rtol=1e-4)
 
 
 def test_unsupported_architectures_name_the_others(tmp_path: Path) -> None:
@@ -216,7 +320,7 @@ def test_export_writes_all_or_nothing(tmp_path: Path) -> None:
         export_checkpoint(ours, tmp_path / "used")
     with pytest.raises(ValueError, match=r"dense=True: .*segment length of at least 64, or dense=False"):
         export_checkpoint(ours, tmp_path / "out", dense=True)
-    with pytest.raises(ValueError, match=r"no family of transformers has norm='layernorm', sub_layernorm=True"):
+    with pytest.raises(ValueError, match=r"no family of transformers has .*norm='layernorm', sub_layernorm=True"):
         export_checkpoint(small_model(**PAPER), tmp_path / "out", dense=True)
     with pytest.raises(ValueError, match=r"the tokenizer does not fit: its largest id is 70"):
         export_checkpoint(ours, tmp_path / "out", tokenizer=_tokenizer(71))
