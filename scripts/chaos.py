@@ -34,7 +34,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from longnet.checkpoint import newest_good, read_manifest, steps_of
+from longnet.checkpoint import bring_back, newest_good, read_manifest, steps_of
 from longnet.config import JobConfig
 from longnet.training.metrics import read_metrics
 
@@ -147,11 +147,9 @@ def storm(
             if len(problems) > 3:
                 return problems
         if hit:
-            good = (
-                newest_good(run_path(job) / "checkpoints", lambda text: None)
-                if steps_of(run_path(job) / "checkpoints")
-                else None
-            )
+            checkpoints = run_path(job) / "checkpoints"
+            bring_back(checkpoints)
+            good = newest_good(checkpoints, lambda text: None) if steps_of(checkpoints) else None
             tally = tallies[kind]
             tally.injected += 1
             tally.ends[str(code)] += 1

@@ -32,7 +32,8 @@ class Document:
         id: Its name in the source, the same on every machine (a relative posix path, a row's key).
         content: Its bytes, as they lie on the disk.
         split: The side it belongs to.
-        last: Whether the text ends here; if not, the next document is its next piece.
+        last: Whether the text ends here; if not, the next document is its next piece. An empty piece that is not the
+            last takes back those before it (`pieces.break_off`).
     """
 
     id: str
