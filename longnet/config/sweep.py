@@ -15,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from .cli import report_and_exit
 from .errors import ConfigError
@@ -68,8 +68,10 @@ def check_sweep(config: DictConfig) -> list[JobConfig]:
         ConfigError: with the problems of all jobs, or if two jobs would share a run directory.
     """
     loader = GlobalHydra.instance().config_loader()
-    given = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
-    overrides = OverridesParser.create(loader).parse_overrides([*given, *config.hydra.overrides.task])
+    # As it was given: what it refers to is known only in the jobs.
+    asked: Any = OmegaConf.to_container(config.hydra, resolve=False)
+    given = [f"{key}={value}" for key, value in (asked["sweeper"]["params"] or {}).items()]
+    overrides = OverridesParser.create(loader).parse_overrides([*given, *asked["overrides"]["task"]])
     fixed = sorted({o.key_or_group for o in overrides} - {o.key_or_group for o in overrides if o.is_sweep_override()})
     # Names are made of what varies. This setting of Hydra's travels to the jobs, whatever launcher starts them.
     config.hydra.overrides.hydra.append(f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]")

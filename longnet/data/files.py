@@ -64,7 +64,7 @@ def find_files(spec: SourceSpec) -> list[tuple[str, Path]]:
     else:
         found = sorted((Path(name).as_posix(), Path(name)) for name in glob(spec.path, recursive=True))
         found = [(name, path) for name, path in found if path.is_file()]
-    chosen = [(name, path) for name, path in found if _is_archive(path.name) or _included(spec, name)]
+    chosen = [(name, path) for name, path in found if _is_archive(path.name) or included(spec, name)]
     if not chosen:
         there = "no such file or directory" if not found else f"none of its {len(found)} files is in {spec.include}"
         raise ValueError(f"path={spec.path!r}: {there}; expected a file, a directory, or a glob such as 'books/*.txt'")
@@ -167,7 +167,7 @@ def _member(spec: SourceSpec, name: str, content: BinaryIO, ratio: _Ratio) -> It
 
 def _is_wanted(spec: SourceSpec, name: str) -> bool:
     hidden = any(part.startswith(".") or part == "__MACOSX" for part in PurePosixPath(name).parts)
-    return not hidden and _included(spec, name)
+    return not hidden and included(spec, name)
 
 
 def _safe_name(archive: Path, name: str) -> str:
@@ -215,7 +215,8 @@ class _Guarded(io.RawIOBase):
         super().close()
 
 
-def _included(spec: SourceSpec, name: str) -> bool:
+def included(spec: SourceSpec, name: str) -> bool:
+    """Whether a file is one of those that are asked for, by its name as it is or unpacked."""
     return spec.include is None or any(fnmatch(plain_name(name), p) or fnmatch(name, p) for p in spec.include)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from pathlib import Path
 
 from longnet.data.documents import Document, SourceSpec
+from longnet.data.files import included
 
 # Tests repeat themselves and hold odd bytes on purpose; packages are other people's code.
 _SKIPPED_DIRECTORIES = {"test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages"}
@@ -58,4 +58,4 @@ def python_files(spec: SourceSpec) -> list[str]:
             for name in names
             if name.endswith(".py") and not name.startswith(_MACHINE_FILES)
         ]
-    return sorted(name for name in found if spec.include is None or any(fnmatch(name, p) for p in spec.include))
+    return sorted(name for name in found if included(spec, name))

@@ -50,6 +50,8 @@ def test_jobs_are_named_by_what_varies(sweep: Any) -> None:
 def test_a_name_of_ones_own_is_kept_in_front(sweep: Any) -> None:
     assert names(sweep("run.name=mine", "attention=dense,hybrid")) == ["mine-dense", "mine-hybrid"]
     assert names(sweep("run.name=a,b")) == ["a", "b"]
+    own = "run.name=mine-of-${hydra:runtime.choices.attention}"
+    assert names(sweep(own, "attention=dense,hybrid", "seed=3")) == ["mine-of-dense", "mine-of-hybrid"]
 
 
 def test_an_experiment_may_bring_its_sweep(sweep: Any) -> None:
